@@ -248,11 +248,9 @@ impl Session {
             let Live { session, tables, runtime, .. } = live.as_mut().ok_or_else(left)?;
             let session = idle(session)?;
             let finishing = async {
-                let next = session.next_step();
-                let following = session.finish().await?;
                 match tables {
-                    Some(tables) if next > 0 => tables.follow(session, next - 1, following).await,
-                    _ => Ok(following),
+                    Some(tables) => tables.finish(session).await,
+                    None => session.finish().await,
                 }
             };
             runtime.block_on(attentive(finishing, &self.interrupt))

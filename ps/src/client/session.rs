@@ -184,10 +184,22 @@ impl AsyncSession {
     /// # Errors
     /// If a server stays away, or the wait is interrupted.
     pub async fn finish(&mut self) -> Result<u64, ClientError> {
+        loop {
+            let last = self.next_step;
+            let next = self.try_to_finish().await?;
+            if self.concluded || next < last {
+                return Ok(next);
+            }
+        }
+    }
+
+    /// As [`AsyncSession::finish`], but returns also when the servers went back to a checkpoint that has every step of this
+    /// trainer's parameters, before it had said that there are no more. Tables beside this session may lack one of them.
+    pub(super) async fn try_to_finish(&mut self) -> Result<u64, ClientError> {
         let total = std::mem::replace(&mut self.config.total_steps, self.next_step);
         self.last = Some(self.next_step);
         if let Settled::Rewound = self.conclude().await? {
-            // The caller says again which step is its last: tables beside this session may lack that step.
+            // The caller says again which step is its last.
             self.config.total_steps = total;
             self.enter_anew().await?;
         }
@@ -198,6 +210,11 @@ impl AsyncSession {
     #[must_use]
     pub fn waiting(&self) -> Duration {
         self.waiting
+    }
+
+    /// Losing servers can no longer cost any of this trainer's steps, and it has said that there are no more.
+    pub(super) const fn has_concluded(&self) -> bool {
+        self.concluded
     }
 
     /// Takes back time that was counted as waiting, in which the trainer has computed.

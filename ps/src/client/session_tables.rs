@@ -22,7 +22,7 @@ pub struct SessionTables {
 impl SessionTables {
     /// Opens the tables beside a session that has joined without knowing which step is its last
     /// ([`SessionConfig::UNKNOWN_STEPS`](super::SessionConfig::UNKNOWN_STEPS)): the process before may have given the parameters of
-    /// that step and not its rows. Call [`AsyncSession::finish`] when rows and parameters have all steps.
+    /// that step and not its rows. Call [`SessionTables::finish`] when rows and parameters have all steps.
     ///
     /// # Errors
     /// As [`AsyncTables::open`].
@@ -91,6 +91,24 @@ impl SessionTables {
         }
         self.tables.reopen().await?;
         Ok(self.next_step(following))
+    }
+
+    /// As [`AsyncSession::finish`], of rows and parameters.
+    ///
+    /// # Errors
+    /// As [`AsyncSession::finish`] and [`SessionTables::follow`].
+    pub async fn finish(&mut self, session: &mut AsyncSession) -> Result<u64, ClientError> {
+        loop {
+            let last = session.next_step();
+            let following = session.try_to_finish().await?;
+            let next = match last.checked_sub(1) {
+                Some(step) => self.follow(session, step, following).await?,
+                None => following,
+            };
+            if session.has_concluded() || next < last {
+                return Ok(next);
+            }
+        }
     }
 
     fn unless_lost<T>(&mut self, outcome: Result<T, ClientError>) -> Result<Option<T>, ClientError> {

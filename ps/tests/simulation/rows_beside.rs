@@ -47,8 +47,7 @@ pub async fn train(job: Rc<Job>, index: u32, incarnation: u32) -> Result<(), Fai
             tokio::time::sleep(Duration::from_millis(chance.random_range(0..=plan.compute))).await;
             step = if plan.overlap { trainer.advance(step).await? } else { trainer.step(step).await? };
         }
-        let following = trainer.session.idle_mut().expect(IDLE).finish().await.map_err(fail)?;
-        step = trainer.follow(plan.steps - 1, following).await?;
+        step = trainer.finish().await?;
         let is_over = step == plan.steps;
         job.complete.borrow_mut()[index as usize] = is_over;
         if is_over && (!job.complete.borrow().iter().all(|complete| *complete) || trainer.finds_all().await?) {
@@ -135,6 +134,18 @@ impl Trainer<'_> {
         let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
         self.tables.push(epoch, step, &rows).await.map_err(fail)?;
         Ok(step + 1)
+    }
+
+    /// Says that all steps are done; returns the next one if they are not.
+    async fn finish(&mut self) -> Result<u64, Failure> {
+        let Self { session, tables, .. } = self;
+        let session = session.idle_mut().expect(IDLE);
+        let epoch = session.epoch();
+        let next = tables.finish(session).await.map_err(fail)?;
+        if next != self.job.plan.steps || session.epoch() != epoch {
+            self.entered(next).await?;
+        }
+        Ok(next)
     }
 
     /// Follows the session after it has finished with `step`.
