@@ -171,8 +171,10 @@ impl Attendance {
                 replaced = Err(ClientError::Conflict { address, reason });
             } else if config.replication_factor > 1 && (!finished || job_end.heard.load(Ordering::Relaxed))
                 || config.supervised && finished && job_end.is_known.load(Ordering::Relaxed)
+                || config.elastic && config.interrupted() && job_end.heard.load(Ordering::Relaxed)
             {
-                // The servers that are left notify it when it comes back, or whoever starts it names the trainers that are done.
+                // The servers that are left notify it when it comes back, or whoever starts it names the trainers that are done. In an
+                // elastic job it misses the heartbeats, and goes on without this trainer.
                 tracing::warn!(%address, reason, "server {server} does not hear that this trainer leaves");
             } else {
                 outcome = Err(ClientError::Unreachable { address, seconds, reason });
@@ -205,6 +207,7 @@ impl Heartbeats {
                 Ok(reply) => {
                     let reply = reply.into_inner();
                     self.config.last_heard.hear(self.server);
+                    self.config.finished_trainers.lock().extend(&reply.finished_trainers);
                     if let Some(recorder) = &self.recorder {
                         recorder.answered(&reply);
                     }
@@ -247,6 +250,7 @@ fn heartbeat(config: &SessionConfig, report: &Report, recorder: Option<&Recorder
     let (trainer, waiting_seconds) = (Some(config.id()), waiting.as_secs_f64());
     let spent = spent.map(|spent| spent.message(waiting));
     let (points, points_held) = recorder.map(Recorder::to_send).unwrap_or_default();
+    let finished_trainers = config.finished_trainers.lock().iter().copied().collect();
     proto::HeartbeatRequest {
         trainer,
         examples,
@@ -258,6 +262,7 @@ fn heartbeat(config: &SessionConfig, report: &Report, recorder: Option<&Recorder
         points,
         points_held,
         spent,
+        finished_trainers,
     }
 }
 

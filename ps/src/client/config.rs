@@ -1,9 +1,11 @@
 //! The settings of a session: the job, the model, and the way to its servers.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use psjobs_api::Environment;
 use psjobs_api::training::Compression;
 
@@ -63,6 +65,9 @@ pub struct SessionConfig {
     pub last_heard: LastHeard,
     /// Losing servers can no longer cost a step of this process, which has given its last one; shared like `voting`.
     pub concluded: Arc<AtomicBool>,
+    /// The trainers that have finished, as servers without checkpoints and replication say; shared like `voting`. A server that
+    /// is started anew learns them from this process.
+    pub finished_trainers: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl SessionConfig {
@@ -97,6 +102,7 @@ impl SessionConfig {
             voting: Voting::default(),
             last_heard: LastHeard::default(),
             concluded: Arc::default(),
+            finished_trainers: Arc::default(),
         }
     }
 

@@ -113,6 +113,14 @@ fn faults_that_seeds_found_stay_mended() {
         ),
         (13_050_864, "points of metrics were called durable in a folder whose name was not, and went with the machine"),
         (15_037_310, "a server that had copied tables took the layers for those that trainers train themselves"),
+        (
+            17_010_212,
+            "the servers went to a checkpoint with a trainer's last step before it had said so, and it left without saying so",
+        ),
+        (
+            17_022_413,
+            "a trainer that had finished was asked to end while it could not reach one server, and ended with an error",
+        ),
     ];
     for (seed, what) in rows {
         assert_eq!(job::run(&Plan::new(seed), false).verdict, Ok(()), "seed {seed}: {what}");

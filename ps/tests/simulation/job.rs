@@ -310,7 +310,12 @@ impl Supervisor {
             servers: plan.servers,
             trainers: plan.trainers,
             min_trainers: plan.least,
-            finished_trainers: if plan.least.is_none() { self.finished.iter().copied().collect() } else { Vec::new() },
+            // Without an operator a server that is started again has to find that out.
+            finished_trainers: if plan.supervised && plan.least.is_none() {
+                self.finished.iter().copied().collect()
+            } else {
+                Vec::new()
+            },
             training,
             timeouts: Timeouts::new(plan.supervised),
             supervised: plan.supervised,

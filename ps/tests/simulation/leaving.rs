@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use psjobs_api::training::{Consistency, ConsistencyMode};
+
 use crate::fault::Fault;
 use crate::job;
 use crate::network::Weather;
 use crate::plan::Plan;
+use crate::sweep::sweep;
 
 /// Server 0 ends when all trainers have left it, and server 1, lost in that moment, is never started again: the trainers end
 /// without it.
@@ -31,6 +34,21 @@ fn a_server_that_is_lost_while_trainers_leave_holds_none_of_them_up() {
         }
         assert!(without_it > 0, "{kind}: server 1 was always started again");
     }
+}
+
+/// By hand and without checkpoints only the other trainers know who has finished: a server that is started again hears it from
+/// them, and lets the slower ones go on.
+#[test]
+fn a_server_that_is_lost_when_a_trainer_has_finished_does_not_wait_for_it() {
+    let consistency = Consistency { mode: ConsistencyMode::Bounded, staleness: 6, ..Consistency::default() };
+    let failures = sweep(0..120, |seed| {
+        let kill = Fault::Kill { server: 1, away: Duration::from_millis(200), silent: false };
+        let faults = vec![(Duration::from_millis(1_000 + 75 * seed), kill)];
+        let plan =
+            Plan { steps: 12, compute: 1_500, forgets: true, consistency: consistency.clone(), ..Plan::fair(seed) };
+        job::run(&Plan { faults, ..plan }, false).verdict
+    });
+    assert!(failures.is_empty(), "{failures:#?}");
 }
 
 /// Without checkpoints the trainers have the only copy of what a lost server held: they wait for its successor and fill it, however

@@ -189,6 +189,7 @@ pub fn config(job: &Job, index: u32, incarnation: u32) -> SessionConfig {
         voting: Voting::default(),
         last_heard: LastHeard::default(),
         concluded: Arc::default(),
+        finished_trainers: Arc::default(),
     }
 }
 

@@ -138,27 +138,30 @@ impl proto::coordination_server::Coordination for Coordination {
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let (request, id) = caller(&self.0, request, |message| message.trainer.take())?;
         let holders = self.0.replication.as_ref().map(Replication::holders).unwrap_or_default();
-        let (mut members, now) = (self.0.members(), now());
-        if let Err(refusal) = members.report(&id, request.examples, request.metrics, now) {
-            // A trainer that cannot join yet must know which processes hold blocks, because it votes on them.
-            let reply = proto::HeartbeatReply { holders, ..proto::HeartbeatReply::default() };
-            let refusal = Status::from(refusal);
-            return Err(Status::with_details(refusal.code(), refusal.message(), reply.encode_to_vec().into()));
-        }
-        if request.step > 0 {
-            members.gave(id.index, request.step - 1, now);
-        }
-        // An invalid number counts as no waiting time.
-        members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
-        members.spent(id.index, request.spent);
-        drop(members);
+        let finished_trainers = {
+            let (mut members, now) = (self.0.members(), now());
+            if let Err(refusal) = members.report(&id, request.examples, request.metrics, now) {
+                // A trainer that cannot join yet must know which processes hold blocks, because it votes on them.
+                let reply = proto::HeartbeatReply { holders, ..proto::HeartbeatReply::default() };
+                let refusal = Status::from(refusal);
+                return Err(Status::with_details(refusal.code(), refusal.message(), reply.encode_to_vec().into()));
+            }
+            if request.step > 0 {
+                members.gave(id.index, request.step - 1, now);
+            }
+            // An invalid number counts as no waiting time.
+            members.waited(id.index, Duration::try_from_secs_f64(request.waiting_seconds).unwrap_or_default(), now);
+            members.spent(id.index, request.spent);
+            if self.0.is_alone_with_the_finished() { members.finished() } else { Vec::new() }
+        };
+        self.0.learn_finished(&request.finished_trainers).await;
         if let Some(batch_assignments) = &self.0.batch_assignments {
             batch_assignments.hear(&id, request.entry, request.done);
         }
         let taken = self.0.series.as_ref().map_or_else(Series::none, |series| {
             series.take((id.index, id.incarnation), request.points, request.points_held)
         });
-        Ok(Response::new(proto::HeartbeatReply { holders, ..taken }))
+        Ok(Response::new(proto::HeartbeatReply { holders, finished_trainers, ..taken }))
     }
 
     async fn vote(&self, request: Request<proto::VoteRequest>) -> Result<Response<proto::VoteReply>, Status> {

@@ -456,6 +456,23 @@ impl ServerState {
         self.finish(trainer).await;
     }
 
+    /// Returns whether this server's end would leave no process but trainers that knows who has finished.
+    pub fn is_alone_with_the_finished(&self) -> bool {
+        self.config.min_trainers.is_none() && self.config.checkpoint.is_none() && self.replication.is_none()
+    }
+
+    /// Waits no longer for trainers that have finished, as a process before this one has said to others.
+    pub async fn learn_finished(&self, trainers: &[u32]) {
+        if trainers.is_empty() || !self.is_alone_with_the_finished() {
+            return;
+        }
+        let finished = self.members().learn_finished(trainers);
+        for trainer in finished {
+            tracing::info!(trainer, "had finished before this server was started");
+            self.finish(trainer).await;
+        }
+    }
+
     /// Notifies all blocks and tables that a trainer has finished or left.
     pub async fn finish(&self, trainer: u32) {
         if let Ok(store) = self.store() {

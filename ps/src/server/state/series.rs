@@ -88,7 +88,12 @@ impl Series {
 
     /// Returns the answer of a server that keeps no series, so that trainers hold nothing for it.
     pub const fn none() -> HeartbeatReply {
-        HeartbeatReply { points_received: u64::MAX, points_kept: u64::MAX, holders: Vec::new() }
+        HeartbeatReply {
+            points_received: u64::MAX,
+            points_kept: u64::MAX,
+            holders: Vec::new(),
+            finished_trainers: Vec::new(),
+        }
     }
 
     /// Returns the pieces, once.

@@ -147,6 +147,7 @@ pub fn session_config(trainer: u32, servers: Vec<String>) -> SessionConfig {
         voting: Voting::default(),
         last_heard: LastHeard::default(),
         concluded: Arc::default(),
+        finished_trainers: Arc::default(),
     }
 }
 

@@ -93,12 +93,18 @@ impl Membership {
 
     /// Marks trainers as finished that had finished before this server started. Returns their indices.
     pub fn finish_ended(&mut self) -> Vec<u32> {
-        self.finish_each(|member| member.ended)
+        self.finish_each(|_, member| member.ended)
+    }
+
+    /// Marks those of `trainers` as finished that this server has not heard since it started. Returns their indices.
+    pub fn learn_finished(&mut self, trainers: &[u32]) -> Vec<u32> {
+        let is_new = |member: &Member| member.presence == Presence::Awaited;
+        self.finish_each(|index, member| is_new(member) && trainers.contains(&index))
     }
 
     /// Marks trainers as finished whose last step is durable, because this server ends: it does not hear them leave.
     pub fn finish_durable(&mut self) {
-        self.finish_each(|member| member.last_step == LastStep::Durable);
+        self.finish_each(|_, member| member.last_step == LastStep::Durable);
     }
 
     /// Marks trainers as finished whose last step is durable and that then timed out: their Leave was lost, or received by an
@@ -106,13 +112,13 @@ impl Membership {
     pub fn presume_finished(&mut self, now: Instant) -> Vec<u32> {
         let silence = self.timeouts.silence;
         let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
-        self.finish_each(|member| member.last_step == LastStep::Durable && is_silent(member))
+        self.finish_each(|_, member| member.last_step == LastStep::Durable && is_silent(member))
     }
 
-    fn finish_each(&mut self, has_finished: impl Fn(&Member) -> bool) -> Vec<u32> {
+    fn finish_each(&mut self, has_finished: impl Fn(u32, &Member) -> bool) -> Vec<u32> {
         let mut finished = Vec::new();
         for (index, member) in (0..).zip(&mut self.members) {
-            if member.presence != Presence::Finished && has_finished(member) {
+            if member.presence != Presence::Finished && has_finished(index, member) {
                 member.presence = Presence::Finished;
                 member.rate = 0.0;
                 finished.push(index);
