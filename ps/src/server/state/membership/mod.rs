@@ -110,6 +110,8 @@ pub struct Membership {
     least: Option<u32>,
     /// New trainers are refused because the job is done.
     closed: bool,
+    /// The trainers of a job that had come to its end were started again, to do more steps.
+    does_more: bool,
     timeouts: Timeouts,
     members: Vec<Member>,
     tensors: Vec<TensorSpec>,
@@ -164,6 +166,7 @@ impl Membership {
             job_uid,
             least,
             closed: false,
+            does_more: false,
             timeouts,
             members,
             tensors: Vec::new(),
@@ -233,8 +236,13 @@ impl Membership {
         member.heard = now;
         member.total_steps = total_steps;
         if self.least.is_none() && total_steps > member.steps {
-            // The job was started again, to do more.
+            // The job was started again, to do more. So were the other trainers, however late they come.
+            self.does_more |= member.last_step == LastStep::Durable;
             member.last_step = LastStep::Ahead;
+        }
+        if self.does_more {
+            let awaited = self.members.iter_mut().filter(|member| member.presence == Presence::Awaited);
+            awaited.for_each(|member| member.last_step = LastStep::Ahead);
         }
         self.last_active = now;
         self.tensors = tensors;
@@ -341,7 +349,12 @@ impl Membership {
         let steps = steps.iter().copied().chain(std::iter::repeat(first));
         for ((index, member), step) in (0..).zip(&mut self.members).zip(steps) {
             let all_steps = concluded.get(&index);
-            member.last_step = if all_steps.is_some() { LastStep::Durable } else { LastStep::Ahead };
+            let goes_on = if member.presence == Presence::Awaited {
+                self.does_more
+            } else {
+                self.least.is_none() && all_steps.is_some_and(|all| member.total_steps > *all)
+            };
+            member.last_step = if all_steps.is_some() && !goes_on { LastStep::Durable } else { LastStep::Ahead };
             member.claimed = 0;
             // With backup trainers the state may have come about without its last gradients.
             member.steps = all_steps.copied().unwrap_or(0).max(step);

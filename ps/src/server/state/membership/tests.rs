@@ -222,6 +222,33 @@ fn a_trainer_counts_as_finished_only_when_its_last_step_is_durable() {
 }
 
 #[test]
+fn a_late_trainer_of_a_job_that_does_more_steps_has_not_finished() {
+    let start = Instant::now();
+    let (later, ended) = (start + Duration::from_secs(31), Concluded::from([(0, 10), (1, 10)]));
+    for (total_steps, finished) in [(10, vec![1]), (20, vec![])] {
+        let mut members = Membership::new("job".into(), 2, None, Timeouts::default(), start);
+        members.rewind(&[10, 10], &ended, start);
+        members.join(&id(0, 0), Vec::new(), total_steps, later).expect("joins");
+        assert_eq!(members.presume_finished(later), finished, "{total_steps} steps");
+        members.rewind(&[10, 10], &ended, later);
+        assert!(members.presume_finished(later).is_empty(), "{total_steps} steps, in another epoch");
+        // A trainer that has more to do is lost before it joins in the new epoch.
+        let finished = if total_steps == 10 { vec![0] } else { vec![] };
+        assert_eq!(members.presume_finished(later + Duration::from_secs(31)), finished, "{total_steps} steps");
+    }
+}
+
+#[test]
+fn a_server_learns_from_trainers_who_has_finished() {
+    let start = Instant::now();
+    let mut members = Membership::new("job".into(), 3, None, Timeouts::default(), start);
+    members.join(&id(0, 0), Vec::new(), 10, start).expect("joins");
+    assert_eq!(members.learn_finished(&[0, 1, 7]), [1], "trainer 0 is there");
+    assert!(members.learn_finished(&[1]).is_empty(), "it is known");
+    assert_eq!(members.finished(), [1]);
+}
+
+#[test]
 fn trainers_that_a_checkpoint_does_not_know_count_as_its_slowest() {
     let start = Instant::now();
     let mut members = Membership::new("job".into(), 4, None, Timeouts::default(), start);
