@@ -82,13 +82,15 @@ impl Trainer<'_> {
         self.tables.pull(&[(0, &keys(plan))]).await.map_err(fail)?;
         self.job.model.fill(self.index, step, &self.held, self.memory.gradients_mut());
         let (epoch, (keys, values)) = (self.session.idle().expect(IDLE).epoch(), marks(plan, self.index, step));
+        self.epoch = self.tables.epoch();
         let rows = [RowGradients { table: 0, keys: &keys, values: &values }];
         let (pushed, following) = join(self.tables.push(epoch, step, &rows), self.session.exchange(step)).await;
         pushed.map_err(fail)?;
         let following = following.map_err(fail)?;
         let session = self.session.idle().expect(IDLE);
         let next = self.tables.follow(session, step, following).await.map_err(fail)?;
-        let has_gone_back = session.epoch() != epoch;
+        // Where a server that was replaced lives on, the parameters may come from it still, and the rows from its successor.
+        let has_gone_back = session.epoch() != epoch || self.tables.epoch() != self.epoch;
         let trace = format_args!("{:?} did step {step}, goes on with {next}", self.host);
         self.job.network.wires().trace.log(trace);
         // A process before this one may have done this step on servers that went back.
