@@ -90,6 +90,17 @@ test("without a token there is a form, which says what to do about a wrong one",
   await page.context().close();
 });
 
+test("a reader who came by the link of a job sees it after the login", TIME, async () => {
+  const page = await open(browser, new URL(`#/${SECOND}`, ADDRESS).href, SIZE);
+  page.setDefaultTimeout(60_000);
+  await give(page, "wrong");
+  await give(page, TOKEN);
+  await waitForText(page, "#title", SECOND);
+  assert.equal(new URL(page.url()).hash, `#/${SECOND}`);
+  assertQuiet(page);
+  await page.context().close();
+});
+
 test("a token without rights shows a list that says why it is empty", TIME, async () => {
   const page = await enter(TOKEN_WITHOUT_RIGHTS);
   await page.getByText("none that you have the right to see").waitFor();

@@ -79,14 +79,15 @@ pub fn refuse(headers: &HeaderMap, why: &str) -> Response {
     (StatusCode::UNAUTHORIZED, headers, body).into_response()
 }
 
-/// The form; `why` is a text of this file or of `access.rs`, without markup.
+/// The form; `why` is a text of this file or of `access.rs`, without markup. It is sent to the address of the page, whose part
+/// behind # names a job: the browser keeps that.
 fn form(why: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>psjobs</title>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n\
          <link rel=\"stylesheet\" href=\"/page.css\">\n\
          </head>\n<body>\n<header><h1>psjobs</h1></header>\n<main>\n<p id=\"why\">{why}</p>\n\
-         <form method=\"post\" action=\"/login\" enctype=\"text/plain\">\n\
+         <form method=\"post\" enctype=\"text/plain\">\n\
          <p><label>Token <input type=\"password\" name=\"token\" autocomplete=\"off\" required autofocus \
          aria-describedby=\"why\"></label>\n\
          <button>Show the jobs</button></p>\n</form>\n\

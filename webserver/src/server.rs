@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Extension, Path, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
@@ -22,7 +22,7 @@ use crate::access::{Access, AccessError, Right, Visitor};
 use crate::login;
 use crate::records::Records;
 
-/// Paths that need no token.
+/// Paths that need no token; nor does the form, which is posted to `/`.
 const OPEN: [&str; 4] = ["/login", "/page.css", "/healthz", "/readyz"];
 /// Bytes of a form.
 const FORM: usize = 32 << 10;
@@ -49,6 +49,7 @@ pub fn router(site: Site) -> Router {
         .route("/events", get(news::list))
         .route("/events/{*job}", get(news::job))
         .route("/logs/{process}/{*job}", get(log))
+        .route("/", post(enter))
         .route("/login", post(enter).get(form))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readiness))
@@ -60,7 +61,8 @@ pub fn router(site: Site) -> Router {
 
 /// Lets a request with a token that the cluster knows pass, and adds to every answer what protects its reader.
 async fn guard(State(site): State<Site>, mut request: Request, next: Next) -> Response {
-    if OPEN.contains(&request.uri().path()) {
+    let is_form = request.method() == Method::POST && request.uri().path() == "/";
+    if is_form || OPEN.contains(&request.uri().path()) {
         return protect(next.run(request).await);
     }
     let headers = request.headers().clone();

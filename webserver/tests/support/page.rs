@@ -73,7 +73,7 @@ impl Page {
         let body = format!("token={token}\r\n");
         let headers = format!("Content-Type: text/plain\r\nContent-Length: {}\r\n", body.len());
         let fixed = "Host: localhost\r\nConnection: close\r\n";
-        read_all(self.send(format!("POST /login HTTP/1.1\r\n{fixed}{headers}\r\n{body}")).await).await
+        read_all(self.send(format!("POST / HTTP/1.1\r\n{fixed}{headers}\r\n{body}")).await).await
     }
 
     /// Returns the first event, which has everything.
