@@ -105,6 +105,13 @@ def queries(dashboard: str) -> list[tuple[str, str]]:
     return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", [])]
 
 
+def filled(ask: str, values: dict[str, str]) -> str:
+    """The query with values in the place of the dashboard's variables."""
+    for name, value in values.items():
+        ask = ask.replace(name, value)
+    return ask
+
+
 def promtool(program: str, *words: str) -> None:
     ran = subprocess.run([program, *words], capture_output=True, text=True)
     if ran.returncode != 0:
@@ -118,7 +125,9 @@ def main() -> None:
     (folder / "alerts.yaml").write_text(re.sub(r"^  ", "", alerts, flags=re.MULTILINE))
     promtool(program, "check", "rules", str(folder / "alerts.yaml"))
 
-    training = [(title, ask.replace("$namespace", "team").replace("$psjob", "mnist")) for title, ask in queries("training-dashboard.json")]
+    # The last one is Grafana's, four times the interval of the PodMonitor.
+    values = {"$namespace": "team", "$psjob": "mnist", "$__rate_interval": "1m"}
+    training = [(title, filled(ask, values)) for title, ask in queries("training-dashboard.json")]
     asked = [*queries("dashboard.json"), *training]
     rules = [{"record": f"panel:{number}", "expr": ask} for number, (_, ask) in enumerate(asked)]
     (folder / "panels.yaml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
