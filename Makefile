@@ -193,8 +193,9 @@ bench: build mnist ## measure, against a limit taken in the same run
 
 .PHONY: gpu
 gpu: ## test and measure what uses this machine's GPU; without one it says so
-	@if [[ -n $$(ls /proc/driver/nvidia/gpus 2>/dev/null) ]]; then $(MAKE) --no-print-directory build mnist text && $(CARGO) build --locked --profile $(PROFILE) -p psjobs-python; fi
-	@scripts/gpu.sh $(BUILT) $(ARGS)
+	@scripts/gpu.sh --ready || exit $$(($$? - 1)); \
+	$(MAKE) --no-print-directory build mnist text && $(CARGO) build --locked --profile $(PROFILE) -p psjobs-python && \
+	scripts/gpu.sh $(BUILT) $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: ## measure the operator and psjobs-web against an API server: its own, or PSJOBS_TEST_KUBECONFIG's

@@ -5,6 +5,7 @@ import signal
 import pytest
 import torch
 from conftest import DEADLINE, Jobs, succeed
+from psjobs import memory
 from test_training import ADAM, SGD, flags, same
 
 # Eight blocks; each layer has two.
@@ -35,8 +36,9 @@ print("left", *map(int, left), flush=True)
 """
 
 
-# The host as a GPU: gradients and values are copied between its memory and that of the servers.
-APART = "from psjobs import memory; memory.is_apart = lambda device: True"
+# The host as a GPU: gradients and values are copied between its memory and that of the servers, the gradients of the wide
+# model in some twenty pieces, most of which begin within a block.
+APART = "from psjobs import memory; memory.is_apart = lambda device: True; memory.PIECE = 100_000"
 
 PLACES = ["cpu", "apart", "cuda"]
 
@@ -60,6 +62,24 @@ def script(
     text = STEP.replace("OVERLAP", str(overlap)).replace("PARTS", str(parts)).replace("CHANGE", change)
     text = text.replace("DTYPE", f"torch.{dtype}").replace("MODEL", model).replace("DEVICE", f'"{device}"')
     return begin + WIDE + text
+
+
+def test_pieces_of_gradients_leave_the_last_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PIECE", 8)
+    shared = torch.full((39,), torch.nan)
+    mine = memory.DeviceMemory(torch.zeros(39), shared, torch.device("cpu"))
+    mine.gradients.copy_(torch.arange(39))
+    offers: list[int] = []
+
+    def offer(first: int) -> None:
+        assert torch.equal(shared[first:], mine.gradients[first:])
+        offers.append(first)
+
+    # backward() has computed the gradients from element 20 on.
+    mine.send(20, offer)
+    assert offers == [31, 23, 20] and shared[:20].isnan().all()
+    mine.finish(offer)
+    assert offers == [31, 23, 20, 12, 4] and torch.equal(shared, mine.gradients)
 
 
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.1)"

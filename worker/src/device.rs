@@ -55,6 +55,11 @@ pub enum DeviceError {
          libraries (scripts/images.sh cuda makes one), or train on the CPU with --device cpu and without gpus"
     )]
     Unused { given: u32 },
+    #[error(
+        "this trainer was given {given} GPUs (spec.trainer.gpus), but computes on one; set gpus to 1 and have more trainers, \
+         or choose one by --num-gpus 1"
+    )]
+    Idle { given: u32 },
 }
 
 /// The device of the process with this local rank. Processes on one machine cycle through the
@@ -62,7 +67,7 @@ pub enum DeviceError {
 /// gives to this process alone.
 ///
 /// # Errors
-/// If more devices are asked for than there are, or the job gives some that are not there.
+/// If more devices are asked for than there are, or the job gives some that are not there or would be idle.
 pub fn choose(
     choice: DeviceChoice,
     num_gpus: Option<u32>,
@@ -77,6 +82,7 @@ pub fn choose(
     };
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
+        _ if given > 1 && num_gpus.is_none() && usable > 1 => Err(DeviceError::Idle { given }),
         DeviceChoice::Auto if visible == 0 && given > 0 => Err(DeviceError::Unused { given }),
         DeviceChoice::Auto if usable == 0 => Ok(Device::Cpu),
         DeviceChoice::Cuda(Some(index)) if index < usable => Ok(Device::Cuda(index as usize)),
@@ -115,7 +121,11 @@ mod tests {
     #[test]
     fn a_gpu_that_the_job_gives_is_used_or_refused_by_name() {
         let chosen = |choice, num_gpus, visible| choose(choice, num_gpus, visible, 0, 2);
-        assert_eq!(chosen(DeviceChoice::Auto, None, 2), Ok(Device::Cuda(0)));
+        assert_eq!(choose(DeviceChoice::Auto, None, 1, 0, 1), Ok(Device::Cuda(0)));
+        for idle in [DeviceChoice::Auto, DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))] {
+            assert_eq!(chosen(idle, None, 2), Err(DeviceError::Idle { given: 2 }), "{idle}");
+        }
+        assert_eq!(chosen(DeviceChoice::Auto, Some(1), 2), Ok(Device::Cuda(0)), "as the flag says");
         assert_eq!(chosen(DeviceChoice::Auto, None, 0), Err(DeviceError::Unused { given: 2 }));
         assert_eq!(chosen(DeviceChoice::Auto, Some(0), 2), Ok(Device::Cpu), "as the flag says");
         assert_eq!(chosen(DeviceChoice::Cpu, None, 0), Ok(Device::Cpu), "as the flag says");

@@ -13,8 +13,10 @@ use psjobs_worker::{Metrics, Workload};
 use psjobs_workloads::data::mnist::{self, Mnist};
 use psjobs_workloads::data::streamed_images::Images;
 use psjobs_workloads::model::convnet::ConvNet;
+use psjobs_workloads::model::language::Sizes;
 use psjobs_workloads::model::mlp::Mlp;
 use psjobs_workloads::workload::digits::Digits;
+use psjobs_workloads::workload::lm::{Cut, Lm};
 use tch::nn::{self, ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -37,15 +39,14 @@ impl ModuleT for WithoutDropout {
 }
 
 /// The losses of one batch in f32 and under autocast, and the gradients of both.
-fn compare<M: ModuleT>(label: &str, build: fn(&nn::Path) -> M) {
-    let digits = digits(build);
+fn compare<W: Workload>(label: &str, workload: &W) {
     tch::manual_seed(1);
     let store = VarStore::new(Device::Cpu);
-    let model = digits.model(&store.root());
+    let model = workload.model(&store.root());
     let examples: Vec<i64> = (0..BATCH).collect();
-    let batch = || digits.training_set().batch(&examples);
-    let exact = digits.loss(&model, batch());
-    let low = in_bf16(|| digits.loss(&model, batch()));
+    let batch = || workload.training_set().batch(&examples);
+    let exact = workload.loss(&model, batch());
+    let low = in_bf16(|| workload.loss(&model, batch()));
     let (want, found) = (exact.double_value(&[]), low.double_value(&[]));
     assert!((want - found).abs() < 2e-2, "{label}: the loss is {found} instead of {want}");
     assert_ne!(want, found, "{label}: nothing was computed in bf16");
@@ -64,8 +65,33 @@ fn compare<M: ModuleT>(label: &str, build: fn(&nn::Path) -> M) {
 
 #[test]
 fn networks_under_autocast_have_nearly_the_loss_of_f32_and_gradients_in_f32() {
-    compare("mlp", Mlp::new);
-    compare("mnist", |path| WithoutDropout(ConvNet::new(path)));
+    compare("mlp", &digits(Mlp::new));
+    compare("mnist", &digits(|path| WithoutDropout(ConvNet::new(path))));
+}
+
+/// True if libtorch is known to train an LSTM in bf16 on this CPU. It calls oneDNN, which needs AVX-512 for that on
+/// x86-64. Other processors were not tried.
+#[cfg(target_arch = "x86_64")]
+fn trains_lstms_in_bf16() -> bool {
+    use std::arch::is_x86_feature_detected;
+    is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512dq")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn trains_lstms_in_bf16() -> bool {
+    false
+}
+
+#[test]
+fn a_language_model_under_autocast_has_nearly_the_loss_of_f32_and_gradients_in_f32() {
+    if !trains_lstms_in_bf16() {
+        eprintln!("this CPU is not known to train an LSTM in bf16, so that none was");
+        return;
+    }
+    let cut = Cut { window: 8, held_out: 9 };
+    // The windows of one batch, the token that follows the last of them, and those that are held out.
+    let tokens: Vec<i64> = (0..BATCH * 8 + 1 + 9).map(|place| place * place % 50).collect();
+    compare("lm", &Lm::new(&tokens, cut, Sizes { words: 50, embedding: 8, hidden: 16 }, Device::Cpu));
 }
 
 /// A linear classifier that records the types of its scores and of its loss.

@@ -8,9 +8,8 @@ use serde_json::Value;
 use super::lifecycle::ERROR;
 
 /// Fields of the spec beside the templates and rules, with the value that says nothing; `null` where absence does.
-const FIELDS: [(&str, &str); 17] = [
+const FIELDS: [(&str, &str); 16] = [
     ("managedBy", "null"),
-    ("trainer.gpuResourceName", "\"nvidia.com/gpu\""),
     ("checkpoint.existingClaim", "null"),
     // The credentials of an object store are those of this process.
     ("checkpoint.objectStore.secret", "null"),
@@ -56,8 +55,9 @@ fn fields(spec: &ParameterServerJobSpec) -> Vec<String> {
     let fields = FIELDS.into_iter().filter(|(path, silent)| is_set(path, silent));
     let mut found: Vec<_> = fields.map(|(path, _)| format!("spec.{path}")).collect();
     found.extend(spec.failure_policy.rules.iter().flat_map(of_rule));
-    found.extend(spec.ps.template.iter().flat_map(|template| of_template("ps", template)));
-    found.extend(of_template("trainer", &spec.trainer.template));
+    let gpu = spec.trainer.gpu_resource_name.as_str();
+    found.extend(spec.ps.template.iter().flat_map(|template| of_template("ps", template, Some(gpu))));
+    found.extend(of_template("trainer", &spec.trainer.template, None));
     found
 }
 
@@ -69,7 +69,8 @@ fn of_rule(rule: &FailureRule) -> Vec<String> {
     parts.into_iter().filter(|(ignored, _)| *ignored).map(|(_, part)| path(part)).collect()
 }
 
-fn of_template(role: &str, template: &PodTemplateSpec) -> Vec<String> {
+/// A container's limit of the resource `gpu` means something here.
+fn of_template(role: &str, template: &PodTemplateSpec, gpu: Option<&str>) -> Vec<String> {
     let path = format!("spec.{role}.template");
     let value = serde_json::to_value(template).unwrap_or_default();
     let pod = &value["spec"];
@@ -92,6 +93,10 @@ fn of_template(role: &str, template: &PodTemplateSpec) -> Vec<String> {
         // The servers' probe makes the trainers wait until they listen.
         let others = others(container, &CONTAINER).into_iter();
         let others = others.filter(|name| !(role == "ps" && name == "readinessProbe"));
+        let others = others.flat_map(|name| match name.as_str() {
+            "resources" => of_resources(&container["resources"], gpu),
+            _ => vec![name],
+        });
         found.extend(others.map(|name| format!("{path}.{name}")));
         let variables = container["env"].as_array().into_iter().flatten();
         let taken = variables.filter(|variable| !variable["valueFrom"].is_null());
@@ -103,6 +108,18 @@ fn of_template(role: &str, template: &PodTemplateSpec) -> Vec<String> {
     found
 }
 
+/// Limits and requests mean nothing here, but for a limit of `gpu`.
+fn of_resources(resources: &Value, gpu: Option<&str>) -> Vec<String> {
+    let limits = resources["limits"].as_object();
+    let Some((gpu, limits)) = gpu.zip(limits).filter(|(gpu, limits)| limits.contains_key(*gpu)) else {
+        return vec!["resources".to_owned()];
+    };
+    let parts = resources.as_object().into_iter().flat_map(|parts| parts.keys());
+    let parts = parts.filter(|part| *part != "limits").map(|part| format!("resources.{part}"));
+    let limits = limits.keys().filter(|limit| *limit != gpu).map(|limit| format!("resources.limits.{limit}"));
+    parts.chain(limits).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -112,7 +129,7 @@ mod tests {
     use super::*;
 
     /// Fields that mean here what they mean on a cluster, each with all fields below it.
-    const HONOURED: [&str; 28] = [
+    const HONOURED: [&str; 29] = [
         "suspend",
         "training",
         "startupPolicy",
@@ -126,6 +143,8 @@ mod tests {
         "ps.template",
         "trainer.replicas",
         "trainer.gpus",
+        // The limit in a server's template that counts.
+        "trainer.gpuResourceName",
         "trainer.restartPolicy",
         "trainer.template",
         "checkpoint.path",
@@ -198,7 +217,6 @@ schedulingPolicy: {backend: Volcano, minAvailable: 3, scheduleTimeoutSeconds: 9,
 network: {networkPolicy: true}";
         let mut want = vec![
             "managedBy",
-            "trainer.gpuResourceName",
             "tracking.mlflow.secret",
             "checkpoint.volumeClaim.storageClassName",
             "checkpoint.volumeClaim.accessMode",
@@ -235,6 +253,20 @@ network: {networkPolicy: true}";
         assert_eq!(found, want.iter().map(|path| format!("spec.{path}")).collect::<Vec<_>>());
         let warning = warning(&spec(text)).expect("there is something to say");
         assert_eq!(warning.lines().count(), 1);
+    }
+
+    #[test]
+    fn a_limit_of_gpus_means_something_to_servers() {
+        let resources = |resources: &str| {
+            let container = format!("{{name: s, image: i, args: [serve], resources: {resources}}}");
+            let server = format!("ps: {{template: {{spec: {{containers: [{container}]}}}}}}");
+            fields(&spec(&format!("{server}\n{PLAIN}")))
+        };
+        let path = |part: &str| format!("spec.ps.template.spec.containers[0].resources{part}");
+        assert_eq!(resources("{limits: {nvidia.com/gpu: 1}}"), Vec::<String>::new());
+        let both = resources("{limits: {memory: 1Gi, nvidia.com/gpu: 1}, requests: {cpu: 1}}");
+        assert_eq!(both, [path(".requests"), path(".limits.memory")]);
+        assert_eq!(resources("{limits: {amd.com/gpu: 1}}"), [path("")]);
     }
 
     /// Collects the paths of a schema's fields that have no fields of their own, without those that are honoured.

@@ -1,6 +1,7 @@
 //! Looks at the machine: cores, GPUs, free ports, and where `psjobs-worker` is.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -75,8 +76,24 @@ pub fn gpus() -> Vec<String> {
     if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
         return named(&visible);
     }
-    let count = fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count);
-    (0..count).map(|gpu| gpu.to_string()).collect()
+    (0..count(Path::new("/"))).map(|gpu| gpu.to_string()).collect()
+}
+
+/// Returns how many GPUs the driver shows below `root`. Where it has no folder in /proc, as under gVisor, their devices count; WSL2
+/// has one device for all, which counts as one GPU.
+fn count(root: &Path) -> usize {
+    let entries = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+    let is_gpu = |name: &OsStr| {
+        let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    match entries("proc/driver/nvidia/gpus").count() {
+        0 => match entries("dev").filter(|entry| is_gpu(&entry.file_name())).count() {
+            0 => usize::from(root.join("dev/dxg").exists()),
+            devices => devices,
+        },
+        gpus => gpus,
+    }
 }
 
 /// Returns the GPUs in a value of `CUDA_VISIBLE_DEVICES`. As CUDA has it, the list ends at a number that no GPU has,
@@ -128,12 +145,31 @@ mod tests {
             ("0, 2", &["0", "2"][..]),
             ("1,-1,0", &["1"]),
             ("GPU-1a,GPU-2b", &["GPU-1a", "GPU-2b"]),
+            ("MIG-1a,MIG-2b", &["MIG-1a", "MIG-2b"]),
             ("-1", &[]),
             (" ", &[]),
             ("", &[]),
         ] {
             assert_eq!(named(visible), want, "{visible:?}");
         }
+    }
+
+    #[test]
+    fn gpus_are_found_in_proc_or_by_their_devices() {
+        let root = tempfile::tempdir().expect("a folder");
+        let make = |path: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
+            fs::write(path, "").expect("a file");
+        };
+        let found = || count(root.path());
+        assert_eq!(found(), 0);
+        make("dev/dxg");
+        assert_eq!(found(), 1, "WSL2");
+        ["dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm"].into_iter().for_each(make);
+        assert_eq!(found(), 2, "gVisor");
+        ["proc/driver/nvidia/gpus/0000:01:00.0"].into_iter().for_each(make);
+        assert_eq!(found(), 1);
     }
 
     fn port(address: &str) -> u16 {

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use kube::Api;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::Site;
 use crate::fleet::{Fleet, patch_status};
@@ -62,6 +63,23 @@ pub async fn measure(site: &Site, fleet: &Fleet, program: &Path) -> Result<()> {
     eprintln!("page: {:.1} MiB at the end", server.rss_mib()?);
     print("page-peak-mib", "MiB", &[server.peak_mib()?], &[100.0]);
     Ok(())
+}
+
+/// psjobs-web, and a browser that shows the list of a namespace's jobs, until it is dropped.
+pub struct Shown {
+    _reading: AbortOnDropHandle<()>,
+    _server: Server,
+}
+
+/// Shows the list of a namespace's jobs.
+pub async fn show(site: &Site, namespace: &str, program: &Path) -> Result<Shown> {
+    let visitor = Visitor::new(&site.client, namespace).await?;
+    let user = format!("page-of-{namespace}");
+    let server = Server::start(program, &site.client, &site.kubeconfig, &user).await?;
+    let mut events = Events::open(server.address, "/events", &visitor.token().await?).await?;
+    events.next().await?;
+    let reading = tokio::spawn(async move { while events.next().await.is_ok() {} });
+    Ok(Shown { _reading: AbortOnDropHandle::new(reading), _server: server })
 }
 
 /// Seconds from the request for the page to the first event, which has all jobs.

@@ -16,6 +16,8 @@ use crate::{Site, bare, metrics, page, rules, statuses};
 
 /// Runs of jobs that begin or end at once; the others run once. Quantiles are over the jobs of a run.
 const RUNS: usize = 3;
+/// Runs with the page and without it.
+const PAIRS: usize = 5;
 /// How long servers may take to end in the scenario where they do not.
 const DRAIN: Duration = Duration::from_secs(3);
 
@@ -34,6 +36,9 @@ pub async fn all(site: &Site, only: Option<&str>) -> Result<()> {
     }
     if wanted(&["burst-200-all-pods-s"]) {
         burst(site, "burst-200-all-pods-s", 200, 4, RUNS).await?;
+    }
+    if wanted(&["burst-200-beside-page-s"]) {
+        burst_beside_page(site).await?;
     }
     if wanted(&["done-to-succeeded-p99-s", "bare-done-to-succeeded-p99-s", "writes-per-job", "cpu-s-per-job"]) {
         whole_life(site).await?;
@@ -85,25 +90,8 @@ async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs
     let mut memory = 0.0;
     for run in 1..=runs {
         let fleet = Fleet::new(&site.client, jobs, trainers).await?;
-        let mut journal = Journal::of(&site.client, &fleet.namespace);
-        let names = fleet.names();
-        let (before, sent_before) = (writes(site).await?, sent_again(site).await?);
-        let begin = Instant::now();
-        let stored = fleet.apply(&names, json!({})).await?;
-        let times = journal.all(&fleet.creations(&names)).await?;
-        let (early, again) = (writes(site).await? - before, sent_again(site).await? - sent_before);
-        let since = |times: Vec<Instant>| times.into_iter().max().unwrap_or(begin).duration_since(begin).as_secs_f64();
-        let (stored, last) = (since(stored), since(times));
-        eprintln!(
-            "{case}: run {run} of {runs}: jobs stored after {stored:.2} s, last pod after {last:.2} s; {early} statuses and \
-             events until then, {again} pods sent again"
-        );
-        values.push(last);
-        // Once every status is written, the operator has seen all that it keeps.
-        let pending = names.iter().map(|name| Change::Phase(name.clone(), Phase::Pending)).collect::<Vec<_>>();
-        journal.all(&pending).await?;
+        values.push(until_all_pods(site, &format!("{case}: run {run} of {runs}"), &fleet).await?);
         memory = site.operator.rss_mib()?;
-        drop(journal);
 
         let copy = namespace(&site.client).await?;
         limits.push(bare::copy(&site.client, &fleet.namespace, &copy).await?);
@@ -114,6 +102,45 @@ async fn burst(site: &Site, case: &'static str, jobs: usize, trainers: u32, runs
     if jobs == 1000 {
         print("rss-mib", "MiB", &[memory], &[150.0]);
     }
+    Ok(())
+}
+
+/// Applies all jobs of a fleet at once. Returns the seconds until all their pods exist, when every status is written: the
+/// operator then has seen all that it keeps.
+async fn until_all_pods(site: &Site, label: &str, fleet: &Fleet) -> Result<f64> {
+    let mut journal = Journal::of(&site.client, &fleet.namespace);
+    let names = fleet.names();
+    let (before, sent_before) = (writes(site).await?, sent_again(site).await?);
+    let begin = Instant::now();
+    let stored = fleet.apply(&names, json!({})).await?;
+    let times = journal.all(&fleet.creations(&names)).await?;
+    let (early, again) = (writes(site).await? - before, sent_again(site).await? - sent_before);
+    let since = |times: Vec<Instant>| times.into_iter().max().unwrap_or(begin).duration_since(begin).as_secs_f64();
+    let (stored, last) = (since(stored), since(times));
+    eprintln!(
+        "{label}: jobs stored after {stored:.2} s, last pod after {last:.2} s; {early} statuses and events until then, \
+         {again} pods sent again"
+    );
+    journal.all(&phases(&names, Phase::Pending)).await?;
+    Ok(last)
+}
+
+/// Jobs applied at once while psjobs-web watches them and a browser shows their list, over the same without; in turn.
+async fn burst_beside_page(site: &Site) -> Result<()> {
+    let case = "burst-200-beside-page-s";
+    let program = page::program()?;
+    let (mut beside, mut alone) = (Vec::new(), Vec::new());
+    for run in 1..=PAIRS {
+        for (values, is_shown) in [(&mut alone, false), (&mut beside, true)] {
+            let fleet = Fleet::new(&site.client, 200, 4).await?;
+            let shown = if is_shown { Some(page::show(site, &fleet.namespace, &program).await?) } else { None };
+            let label = format!("{case}: run {run} of {PAIRS}, {}", if is_shown { "shown" } else { "alone" });
+            values.push(until_all_pods(site, &label, &fleet).await?);
+            drop(shown);
+            fleet.clear().await?;
+        }
+    }
+    print(case, "s", &beside, &alone);
     Ok(())
 }
 

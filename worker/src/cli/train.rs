@@ -259,12 +259,6 @@ impl TrainArgs {
                 None => error,
             })
         })?;
-        if given > 1 && matches!(device, Device::Cuda(_)) {
-            tracing::warn!(
-                given,
-                "this trainer computes on one GPU, so the others are idle; have more trainers with one each"
-            );
-        }
         compute_threads(self.threads);
         Ok(device)
     }

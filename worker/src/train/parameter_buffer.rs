@@ -36,8 +36,10 @@ enum Home {
     /// Parameters are views of the session's memory. Each gradient is copied to its place there when it is complete, or added to
     /// those of the step's micro-batches before: `has_sum` says where such are.
     Session { places: Vec<Tensor>, hooks: GradientHooks, completed: CompletedGradients, has_sum: Vec<bool> },
-    /// Parameters are views of `mirror`, on the device. The session's memory is pinned where the system allows it.
-    Device { mirror: Tensor, _pinned: Option<PinnedMemory> },
+    /// Parameters are views of `mirror`, on the device. Gradients are copied to the session's memory `piece` elements
+    /// at a time, and each piece leaves while the next one is copied; with `None` all leave together. The session's
+    /// memory is pinned where the system allows it.
+    Device { mirror: Tensor, piece: Option<usize>, _pinned: Option<PinnedMemory> },
 }
 
 impl ParameterBuffer {
@@ -77,13 +79,22 @@ impl ParameterBuffer {
     pub fn apart(flat: Flat, device: Device, memory: Mapping) -> Self {
         // SAFETY: the buffer unpins the memory before it drops it.
         let pinned = unsafe { PinnedMemory::pin(&memory, device) };
-        Self::mirrored(flat, device, memory, pinned)
+        // The CPU copies gradients to the session's memory at once: pieces would cost it a second copy.
+        let piece = (device != Device::Cpu).then_some(PIECE);
+        Self::mirrored(flat, device, memory, piece, pinned)
     }
 
-    /// Moves the parameters to one tensor on `device` and copies the session's values there.
-    fn mirrored(flat: Flat, device: Device, memory: Mapping, pinned: Option<PinnedMemory>) -> Self {
+    /// Moves the parameters to one tensor on `device` and copies the session's values there. Gradients leave `piece`
+    /// elements at a time.
+    fn mirrored(
+        flat: Flat,
+        device: Device,
+        memory: Mapping,
+        piece: Option<usize>,
+        pinned: Option<PinnedMemory>,
+    ) -> Self {
         let mirror = Tensor::zeros([memory.elements() as i64], (Kind::Float, device));
-        let home = Home::Device { mirror: mirror.shallow_clone(), _pinned: pinned };
+        let home = Home::Device { mirror: mirror.shallow_clone(), piece, _pinned: pinned };
         let mut buffer = Self { flat, home, sum: GradientSum::default(), memory };
         buffer.place(&mirror);
         buffer.take();
@@ -139,19 +150,18 @@ impl ParameterBuffer {
         self.sum.end(self.flat.gradients(loss)?)
     }
 
-    /// Puts gradients into the session's memory, zero where one is undefined: from a device the last first, and `offer` gets the
-    /// element from which on they are there. All are when this returns.
+    /// Puts gradients into the session's memory, zero where one is undefined: from a device in pieces, the last first,
+    /// and `offer` gets the element from which on they are there. All are when this returns.
     pub fn put(&mut self, gradients: &[Tensor], mut offer: impl FnMut(usize)) {
         let session = self.session_gradients();
-        let mirror = match &self.home {
-            Home::Device { mirror, .. } if mirror.device() != Device::Cpu => mirror,
-            _ => return gather(&self.flat, gradients, &session),
+        let Home::Device { mirror, piece: Some(elements), .. } = &self.home else {
+            return gather(&self.flat, gradients, &session);
         };
         let gathered = Tensor::empty_like(mirror);
         gather(&self.flat, gradients, &gathered);
         let mut end = self.flat.elements();
         while end > 0 {
-            let first = end.saturating_sub(PIECE);
+            let first = end.saturating_sub(*elements);
             let piece = |whole: &Tensor| whole.narrow(0, first as i64, (end - first) as i64);
             piece(&session).copy_(&piece(&gathered));
             if first > 0 {
@@ -342,6 +352,42 @@ mod tests {
         let (trained, kept, _) = train_in(|flat, memory| ParameterBuffer::apart(flat, Device::Cpu, memory));
         assert_eq!(trained, train_apart());
         assert_eq!(kept, trained);
+    }
+
+    #[test]
+    fn gradients_leave_in_pieces_the_last_first() {
+        let in_pieces = |flat, memory| ParameterBuffer::mirrored(flat, Device::Cpu, memory, Some(8), None);
+        let (trained, kept, offers) = train_in(in_pieces);
+        assert_eq!(offers, 40, "each step has five pieces, and the last one to be copied needs no offer");
+        assert_eq!(trained, train_apart());
+        assert_eq!(kept, trained);
+
+        for (piece, offered) in [(8, vec![31, 23, 15, 7]), (13, vec![26, 13]), (38, vec![1]), (39, vec![])] {
+            let (store, _loss) = network();
+            let flat = Flat::of(&store);
+            let elements = flat.elements();
+            let mut session = Mapping::new(elements).expect("a memory file");
+            session.gradients_mut().fill(f32::NAN);
+            let file = session.file().try_clone_to_owned().expect("a handle");
+            let memory = Mapping::receive(file, elements).expect("maps");
+            // The gradient of each element is its number, and that of the first parameter is undefined.
+            let numbers = Tensor::arange(elements as i64, (Kind::Float, Device::Cpu));
+            let parameters = flat.parameters();
+            let mut gradients: Vec<Tensor> =
+                parameters.iter().map(|p| part(&numbers, p.range.start, &p.tensor)).collect();
+            gradients[0] = Tensor::new();
+            let want: Vec<f32> = (0..elements).map(|number| if number < 3 { 0.0 } else { number as f32 }).collect();
+            let mut buffer = ParameterBuffer::mirrored(flat, Device::Cpu, memory, Some(piece), None);
+            let mut offers = Vec::new();
+            buffer.put(&gradients, |first| {
+                let arrived = session.gradients();
+                assert_eq!(arrived[first..], want[first..], "pieces of {piece}: what is offered has arrived");
+                assert!(arrived[..first].iter().all(|gradient| gradient.is_nan()), "pieces of {piece}: no others have");
+                offers.push(first);
+            });
+            assert_eq!(offers, offered, "pieces of {piece}");
+            assert_eq!(session.gradients(), want, "pieces of {piece}");
+        }
     }
 
     #[test]

@@ -78,3 +78,20 @@ unsafe fn symbol<T>(name: &[u8]) -> Option<Symbol<T>> {
     // SAFETY: the caller's promise is this function's.
     unsafe { Library::this().get(name) }.ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_pins_nothing() {
+        let memory = Mapping::new(8).expect("a memory file");
+        // No machine has a GPU of this number. The CUDA runtime refuses it, with GPUs and without; where libtorch came
+        // without the runtime, nothing is called.
+        for device in [Device::Cpu, Device::Cuda(1000)] {
+            // SAFETY: what is returned is dropped within the statement.
+            let pinned = unsafe { PinnedMemory::pin(&memory, device) }.is_some();
+            assert!(!pinned, "{device:?}");
+        }
+    }
+}

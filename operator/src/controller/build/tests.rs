@@ -130,6 +130,15 @@ fn gpus_are_a_limit_of_the_trainers_only() {
     assert_eq!(trainer["example.com/gpu"].0, "2");
     assert_eq!(trainer["memory"].0, "1Gi", "other limits stay");
     assert_eq!(limits("ps-0"), None);
+    let variable = |who| {
+        let env = main_container(&pod(&job, &first(who), IMAGE)).env.unwrap_or_default();
+        env.into_iter().find(|variable| variable.name == "PSJOB_GPUS").and_then(|variable| variable.value)
+    };
+    assert_eq!(
+        (variable("trainer-0").as_deref(), variable("ps-0")),
+        (Some("2"), None),
+        "a trainer knows what it was given"
+    );
 }
 
 #[test]

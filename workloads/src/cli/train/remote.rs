@@ -57,6 +57,9 @@ impl RemoteArgs {
         if let Some(why) = unfit(&environment.training) {
             return Err(Failure::Input(anyhow!(why)));
         }
+        if let Some(why) = idle_gpus(environment.gpus) {
+            return Err(Failure::Input(anyhow!(why)));
+        }
         if environment.min_trainers.is_some() {
             return Err(Failure::Input(anyhow!(
                 "this workload's trainers are not dealt batches, so that none may come or go; remove spec.elasticPolicy, \
@@ -186,6 +189,14 @@ fn classify(error: ModulesError, supervised: bool) -> Failure {
     }
 }
 
+/// Why a trainer cannot be given GPUs, if it is given some.
+fn idle_gpus(given: u32) -> Option<&'static str> {
+    (given > 0).then_some(
+        "this workload's trainers compute on CPUs, and would leave their GPUs idle; remove spec.trainer.gpus, or give \
+         `psjobs run` --gpus 0",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use psjobs_api::exit_code::{PEER_AWAY, WRONG_INPUT};
@@ -214,6 +225,12 @@ mod tests {
         ] {
             assert_refusal(&training, unfit(&training), field);
         }
+    }
+
+    #[test]
+    fn gpus_that_would_be_idle_are_refused() {
+        assert_eq!(idle_gpus(0), None);
+        assert!(idle_gpus(1).is_some_and(|why| why.contains("spec.trainer.gpus")));
     }
 
     #[test]
