@@ -2,8 +2,10 @@
 //! only; a trainer that others connect to listens on a port of its own and reports it to server 0.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -14,6 +16,10 @@ use crate::objects::{Endpoint, Peer, Registry};
 
 const PUBLISH: &str = "psjobs/publish";
 const LOCATE: &str = "psjobs/locate";
+/// How long the name of a server that was reached before may not be found: on a cluster names are away with a node.
+const LOOKUP: Duration = Duration::from_secs(60);
+/// Pause between two lookups of it.
+const PAUSE: Duration = Duration::from_millis(500);
 /// How long an address is dialled before the server is asked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 
@@ -52,10 +58,14 @@ impl Endpoint {
     /// which is returned. Each process that takes the server's place is sent it, too.
     ///
     /// # Errors
-    /// If there is no such interface or port, or the server does not answer.
+    /// If there is no such interface or port for a minute, or the server does not answer.
     pub fn publish(&self, server: &Peer, address: &str) -> Result<String, RemoteError> {
         let cannot = |error| RemoteError::new(format!("cannot listen for other trainers: {error}"));
-        let listener = listen_towards(address).map_err(cannot)?;
+        let listener = repeated(LOOKUP, || listen_towards(address)).map_err(|error| RemoteError::Unreachable {
+            peer: server.name().into(),
+            call: PUBLISH.into(),
+            reason: format!("cannot listen for other trainers: {error}"),
+        })?;
         let own = listener.local_addr().map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         {
@@ -110,14 +120,28 @@ pub(crate) fn publish_again(endpoint: &Endpoint, peer: &Arc<str>) {
     });
 }
 
+/// Repeats `attempt` until it succeeds, at most for `limit`.
+fn repeated<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begun = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if begun.elapsed() < limit => {
+                tracing::debug!(%error, "trying again");
+                thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Listens on a free port of the interface by which `address` is reached.
-fn listen_towards(address: &str) -> std::io::Result<std::net::TcpListener> {
+fn listen_towards(address: &str) -> io::Result<std::net::TcpListener> {
     std::net::TcpListener::bind((interface_towards(address)?, 0))
 }
 
 /// Returns the address of the interface that packets to `address` leave by. Nothing is sent.
-fn interface_towards(address: &str) -> std::io::Result<IpAddr> {
-    let mut error = std::io::Error::other(format!("{address} has no address"));
+fn interface_towards(address: &str) -> io::Result<IpAddr> {
+    let mut error = io::Error::other(format!("{address} has no address"));
     for target in address.to_socket_addrs()? {
         let any: SocketAddr = if target.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
         match UdpSocket::bind(any).and_then(|socket| socket.connect(target).and_then(|()| socket.local_addr())) {
@@ -136,5 +160,17 @@ mod tests {
     fn the_way_to_this_machine_is_its_loopback() {
         assert_eq!(interface_towards("127.0.0.1:29500").expect("there is one"), IpAddr::from([127, 0, 0, 1]));
         assert!(interface_towards("no.such.host.invalid:1").is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_not_found_for_a_moment_is_looked_up_again() {
+        for (limit, want) in [(LOOKUP, Some(3)), (Duration::ZERO, None)] {
+            let mut tries = 0;
+            let found = repeated(limit, || {
+                tries += 1;
+                if tries < 3 { Err(io::Error::other("Name or service not known")) } else { Ok(tries) }
+            });
+            assert_eq!(found.ok(), want, "within {limit:?}");
+        }
     }
 }
