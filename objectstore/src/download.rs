@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use bytes::Bytes;
+use futures::stream::StreamExt as _;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
 use parking_lot::Mutex;
 use psjobs_ps::checkpoint::disk::OpenFile;
@@ -91,6 +92,41 @@ impl OpenFile for Reading {
         Ok(())
     }
 
+    /// Asks for all of it by one request, and puts each piece in its place when it comes, so that nothing is put together first.
+    /// It asks for nothing ahead, because callers read several times at once. One buffer alone is read as by `read_at`.
+    fn read_all_at(&self, buffers: &mut [&mut [u8]], offset: u64) -> io::Result<()> {
+        let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        if let [buffer] = buffers {
+            return self.read_at(buffer, offset);
+        }
+        if length == 0 {
+            return Ok(());
+        }
+        if offset + length > self.object.size {
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "the object ends before"));
+        }
+        let coming = self.stream(offset, length);
+        let mut piece = Bytes::new();
+        for buffer in buffers {
+            let mut rest: &mut [u8] = buffer;
+            while !rest.is_empty() {
+                if piece.is_empty() {
+                    let ended = || io::Error::other(format!("the store has sent fewer than {length} bytes"));
+                    piece = coming.recv().map_err(|_| ended())?.map_err(of_disk)?;
+                    continue;
+                }
+                let (now, later) = rest.split_at_mut(piece.len().min(rest.len()));
+                now.copy_from_slice(&piece.split_to(now.len()));
+                rest = later;
+            }
+        }
+        match piece.is_empty() && coming.recv().is_err() {
+            true => Ok(()),
+            // A reply of another length is an error of the store: the object's length is known.
+            false => Err(io::Error::other(format!("the store has sent more than {length} bytes"))),
+        }
+    }
+
     fn flush(&self) -> io::Result<()> {
         Ok(())
     }
@@ -160,6 +196,34 @@ impl Reading {
         held.ahead.push(Ahead { offset, length, coming, _spent: spent });
     }
 
+    /// Asks for bytes, which come in pieces. At most all of them wait to be taken.
+    fn stream(&self, offset: u64, length: u64) -> mpsc::Receiver<object_store::Result<Bytes>> {
+        let (store, location, options) =
+            (self.store.clone(), self.object.location.clone(), self.options(offset, length));
+        let (sender, coming) = mpsc::channel();
+        self.requests.begin(async move {
+            let mut pieces = match store.get_opts(&location, options).await {
+                Ok(reply) => reply.into_stream(),
+                // It may be wanted no more.
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            while let Some(piece) = pieces.next().await {
+                if sender.send(piece).is_err() {
+                    return;
+                }
+            }
+        });
+        coming
+    }
+
+    fn options(&self, offset: u64, length: u64) -> GetOptions {
+        GetOptions {
+            range: Some((offset..offset + length).into()),
+            if_match: self.object.e_tag.clone(),
+            ..GetOptions::default()
+        }
+    }
+
     fn ask(
         &self,
         offset: u64,
@@ -167,12 +231,8 @@ impl Reading {
         done: mpsc::SyncSender<object_store::Result<Bytes>>,
         spent: Option<Arc<Spent>>,
     ) {
-        let (store, location) = (self.store.clone(), self.object.location.clone());
-        let options = GetOptions {
-            range: Some((offset..offset + length).into()),
-            if_match: self.object.e_tag.clone(),
-            ..GetOptions::default()
-        };
+        let (store, location, options) =
+            (self.store.clone(), self.object.location.clone(), self.options(offset, length));
         self.requests.begin(async move {
             let read = async { store.get_opts(&location, options).await?.bytes().await };
             // It may be wanted no more.

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use object_store::chunked::ChunkedStore;
 use object_store::memory::InMemory;
 use psjobs_ps::checkpoint::disk::Files as _;
 
@@ -97,6 +98,27 @@ fn large_files_go_in_parts_and_are_read_in_pieces() {
     }
     let beyond = file.read_at(&mut [0; 2], bytes.len() as u64 - 1);
     assert_eq!(beyond.expect_err("it ends").kind(), ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn buffers_are_filled_whatever_the_pieces_that_a_store_sends() {
+    let inner = Arc::new(InMemory::new());
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for piece in [1_000, 262_144, 4_000_000] {
+        let store = Arc::new(ChunkedStore::new(inner.clone(), piece));
+        let bucket = Bucket::new(store, "s3://b").expect("a thread");
+        let [part, name] = ["s3://b/x.0123.tmp", "s3://b/x"].map(Path::new);
+        bucket.create_unnamed(part).expect("creates").write_at(&bytes, 0).expect("writes");
+        bucket.rename(part, name).expect("sends");
+        let file = bucket.open(name).expect("it is there");
+        let mut found = [vec![0; 1 << 20], vec![0; 1 << 20], Vec::new(), vec![0; 77]];
+        let mut buffers: Vec<&mut [u8]> = found.iter_mut().map(Vec::as_mut_slice).collect();
+        file.read_all_at(&mut buffers, 3).expect("reads");
+        assert!(found.concat() == bytes[3..3 + (2 << 20) + 77], "pieces of {piece} bytes");
+        let mut buffers: [&mut [u8]; 2] = [&mut [0; 1], &mut [0; 2]];
+        let beyond = file.read_all_at(&mut buffers, bytes.len() as u64 - 2);
+        assert_eq!(beyond.expect_err("it ends").kind(), ErrorKind::UnexpectedEof);
+    }
 }
 
 #[test]
