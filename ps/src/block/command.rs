@@ -4,7 +4,7 @@ use bytes::Bytes;
 use psjobs_arithmetic::codec::Codec;
 use tokio::sync::oneshot;
 
-use super::peer::Peer;
+use super::peer::{Peer, PulledInto};
 use super::state::BeforeStep;
 use crate::checkpoint::BlockState;
 use crate::gradient::Gradient;
@@ -30,8 +30,8 @@ pub enum Command {
     /// The first values, checked to have the length of the block; answers false if the block has values already.
     Initialize(Codec, Bytes, oneshot::Sender<bool>),
     /// Answers with the message of the version and values, `None` if the block has no values. The values are the current
-    /// ones, or those that the step named is computed from.
-    Read(Option<BeforeStep>, oneshot::Sender<Option<Bytes>>),
+    /// ones, or those that the step named is computed from; they are in the message or in the memory that is given.
+    Read(Option<BeforeStep>, Option<PulledInto>, oneshot::Sender<Option<Bytes>>),
     /// Answers with the step that a trainer begins with, and whether the block has values.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer has finished or left: rounds no longer wait for it.

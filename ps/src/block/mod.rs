@@ -17,7 +17,7 @@ mod task;
 mod training;
 
 pub use metrics::BlockMetrics;
-pub use peer::Peer;
+pub use peer::{Peer, PulledInto};
 pub use state::{BeforeStep, no_values};
 pub use store::{Progress, Start, Store};
 

@@ -37,10 +37,27 @@ impl Answer<'_> {
         frame::parameters(&rules.buffers, &head, payload, |payload| rules.parameters.write(self.values, payload))
     }
 
+    /// Writes the values into memory that a trainer shares; returns the message that says so.
+    #[must_use]
+    pub fn write(&self, memory: &Mapping) -> Bytes {
+        memory.write_parameters(self.start, self.values);
+        frame::message(&self.head(Codec::F32))
+    }
+
     fn head(&self, codec: Codec) -> proto::ParameterBlock {
         let &Self { step, block, version, .. } = self;
         proto::ParameterBlock { step, block, codec: codec_number::number(codec), version, payload: Bytes::new() }
     }
+}
+
+/// Memory that a trainer shares, in which it waits for the values of a pull. Clones refer to the same pull.
+#[derive(Clone)]
+pub struct PulledInto {
+    /// The memory.
+    pub memory: Arc<Mapping>,
+    /// Aborted when a newer pull, or the end of the membership or of the epoch, ends this one. Afterwards the trainer may compute with
+    /// what is in the memory.
+    pub abort: StreamAbort,
 }
 
 /// A trainer's stream. Clones refer to the same one.
@@ -96,10 +113,7 @@ impl Peer {
     /// step. Aborts the stream of a trainer that does not read its answers.
     pub fn answer(&self, answer: &Answer, rules: &TrainingRules, last: &mut Option<(u64, Bytes)>) {
         let message = match (&self.memory, last) {
-            (Some(memory), _) => {
-                memory.write_parameters(answer.start, answer.values);
-                frame::message(&answer.head(Codec::F32))
-            }
+            (Some(memory), _) => answer.write(memory),
             (None, Some((step, message))) if *step == answer.step => message.clone(),
             (None, last) => last.insert((answer.step, answer.encode(rules))).1.clone(),
         };

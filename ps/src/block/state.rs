@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use super::metrics::BlockMetrics;
-use super::peer::{Answer, Peer};
+use super::peer::{Answer, Peer, PulledInto};
 use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
 use crate::gradient::Gradient;
@@ -141,7 +141,7 @@ pub(super) enum Waiting {
     /// A trainer that has given this step or joined with it.
     Trainer(Peer, u64),
     /// The caller of [`Command::Read`](super::command::Command::Read).
-    Read(Option<BeforeStep>, oneshot::Sender<Option<Bytes>>),
+    Read(Option<BeforeStep>, Option<PulledInto>, oneshot::Sender<Option<Bytes>>),
     /// The caller of [`Command::NextStep`](super::command::Command::NextStep), about this trainer.
     NextStep(u32, oneshot::Sender<(u64, bool)>),
     /// A trainer that has stored parameters of its own.

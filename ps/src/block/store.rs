@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::join_all;
 use psjobs_arithmetic::codec::Codec;
 use psjobs_arithmetic::parameter_group::{Stretch, within};
 use tokio::sync::{mpsc, oneshot};
@@ -12,7 +13,7 @@ use tonic::Status;
 
 use super::command::{Command, Update};
 use super::metrics::BlockMetrics;
-use super::peer::Peer;
+use super::peer::{Peer, PulledInto};
 use super::state::{BeforeStep, BlockSpec};
 use super::task;
 use crate::checkpoint::BlockState;
@@ -59,6 +60,9 @@ pub struct Start<'a> {
     /// Starts the blocks' tasks.
     pub tasks: &'a OwnerTasks,
 }
+
+/// Blocks that are asked at the same time.
+const ASKED_AT_ONCE: usize = 1024;
 
 /// The blocks of one server.
 pub struct Store {
@@ -137,9 +141,14 @@ impl Store {
     }
 
     /// Returns the message with a block's version and values, `None` if it has no values: the current ones, or those that
-    /// `reader` computes its step from.
-    pub async fn read(&self, block: u32, reader: Option<BeforeStep>) -> Result<Option<Bytes>, Status> {
-        ask(self.owned(block)?, |reply| Command::Read(reader, reply)).await
+    /// `reader` computes its step from. The values are written `into` memory that is given, and not into the message.
+    pub async fn read(
+        &self,
+        block: u32,
+        reader: Option<BeforeStep>,
+        into: Option<PulledInto>,
+    ) -> Result<Option<Bytes>, Status> {
+        ask(self.owned(block)?, |reply| Command::Read(reader, into, reply)).await
     }
 
     /// Returns the step that a trainer begins with, and the blocks of `shard` without values. The step is the first that
@@ -147,8 +156,9 @@ impl Store {
     pub async fn next_step(&self, shard: u32, trainer: u32) -> Result<(u64, Vec<u32>), Status> {
         // A server without blocks does not limit the step.
         let (mut next, mut empty) = (if self.elastic { 0 } else { u64::MAX }, Vec::new());
-        for block in self.shard(shard) {
-            let (step, initialized) = ask(self.owned(block)?, |reply| Command::NextStep(trainer, reply)).await?;
+        let answers = self.ask_shard(shard, |reply| Command::NextStep(trainer, reply)).await;
+        for (block, answer) in self.shard(shard).zip(answers) {
+            let (step, initialized) = answer?;
             next = if self.elastic { next.max(step) } else { next.min(step) };
             if !initialized {
                 empty.push(block);
@@ -245,8 +255,8 @@ impl Store {
     /// Returns how far training has come in `shard`, `None` while blocks are without values.
     pub async fn progress(&self, shard: u32) -> Option<Progress> {
         let mut version = 0;
-        for block in self.shard(shard) {
-            version = version.max(ask(self.owned(block).ok()?, Command::Version).await.ok()??);
+        for answer in self.ask_shard(shard, Command::Version).await {
+            version = version.max(answer.ok()??);
         }
         let steps = self.next_steps(shard).await?;
         let step = if self.elastic {
@@ -260,8 +270,8 @@ impl Store {
     /// Returns the first step of each trainer that not all blocks of `shard` contain.
     pub async fn next_steps(&self, shard: u32) -> Option<Vec<u64>> {
         let mut steps = Vec::new();
-        for block in self.shard(shard) {
-            let of_block = ask(self.owned(block).ok()?, Command::Steps).await.ok()?;
+        for answer in self.ask_shard(shard, Command::Steps).await {
+            let of_block = answer.ok()?;
             steps.resize(of_block.len(), u64::MAX);
             steps.iter_mut().zip(of_block).for_each(|(step, of_block)| *step = of_block.min(*step));
         }
@@ -289,13 +299,28 @@ impl Store {
     /// Returns the blocks of a shard that have values, with their versions.
     pub async fn held(&self, shard: u32) -> Vec<proto::BlockVersion> {
         let mut held = Vec::new();
-        for block in self.shard(shard) {
-            let Ok(sender) = self.owned(block) else { continue };
-            if let Ok(Some(version)) = ask(sender, Command::Version).await {
+        for (block, answer) in self.shard(shard).zip(self.ask_shard(shard, Command::Version).await) {
+            if let Ok(Some(version)) = answer {
                 held.push(proto::BlockVersion { block, version });
             }
         }
         held
+    }
+
+    /// Asks the blocks of a shard, many at the same time; returns their answers in order.
+    async fn ask_shard<T>(
+        &self,
+        shard: u32,
+        command: impl Fn(oneshot::Sender<T>) -> Command,
+    ) -> Vec<Result<T, Status>> {
+        let command = &command;
+        let blocks: Vec<u32> = self.shard(shard).collect();
+        let mut answers = Vec::with_capacity(blocks.len());
+        for some in blocks.chunks(ASKED_AT_ONCE) {
+            let asked = some.iter().map(|block| async move { ask(self.owned(*block)?, command).await });
+            answers.extend(join_all(asked).await);
+        }
+        answers
     }
 
     fn owned(&self, block: u32) -> Result<&mpsc::Sender<Command>, Status> {

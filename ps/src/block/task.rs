@@ -43,7 +43,7 @@ impl Block {
             Command::Initialize(codec, payload, reply) => {
                 let _ = reply.send(self.initialize(codec, &payload));
             }
-            Command::Read(reader, reply) => self.answer_all(vec![Waiting::Read(reader, reply)]),
+            Command::Read(reader, into, reply) => self.answer_all(vec![Waiting::Read(reader, into, reply)]),
             Command::NextStep(trainer, reply) => self.answer_all(vec![Waiting::NextStep(trainer, reply)]),
             Command::Finish(trainer) => {
                 self.aggregation.rule.finish(trainer);

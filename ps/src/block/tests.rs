@@ -78,7 +78,7 @@ impl Blocks {
     /// who computes nothing.
     async fn read(&self, block: u32, step: Option<u64>) -> (u64, f32) {
         let reader = step.map(|step| BeforeStep { trainer: 0, step });
-        let frame = self.store.read(block, reader).await.expect("it answers").expect("it has values");
+        let frame = self.store.read(block, reader, None).await.expect("it answers").expect("it has values");
         // Behind the five bytes with which gRPC begins a message.
         let message = proto::ParameterBlock::decode(&frame[5..]).expect("a message");
         (message.version, f32::from_le_bytes(*message.payload.first_chunk().expect("a value")))

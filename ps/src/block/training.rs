@@ -171,10 +171,16 @@ impl Block {
                     let last = if version == self.version { &mut last } else { &mut alone };
                     peer.answer(&spec.answer(step, version, values), &spec.rules, last);
                 }
+                // The pull was given up: its trainer may compute with what is in the memory.
+                Waiting::Read(_, Some(into), reply) if into.abort.is_aborted() || reply.is_closed() => {}
                 // A reply is discarded when its caller has gone away.
-                Waiting::Read(reader, reply) => {
+                Waiting::Read(reader, into, reply) => {
                     let (version, values) = self.values_for(reader);
-                    let message = || spec.answer(0, version, values).encode(&spec.rules);
+                    let answer = spec.answer(0, version, values);
+                    let message = || match &into {
+                        Some(into) => answer.write(&into.memory),
+                        None => answer.encode(&spec.rules),
+                    };
                     let _ = reply.send((!values.is_empty()).then(message));
                 }
                 // The values do not contain a gradient of the open round: a restarted trainer sends that step again

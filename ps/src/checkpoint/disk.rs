@@ -82,6 +82,15 @@ pub trait OpenFile: fmt::Debug + Send + Sync {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Fills `buffer`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills `buffers`, one behind the other, with what begins at `offset`. A disk whose requests take long reads all by one request.
+    fn read_all_at(&self, buffers: &mut [&mut [u8]], mut offset: u64) -> io::Result<()> {
+        for buffer in buffers {
+            self.read_at(buffer, offset)?;
+            offset += buffer.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Makes the contents durable.
     fn flush(&self) -> io::Result<()>;
     /// Returns the length.

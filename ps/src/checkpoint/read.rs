@@ -200,16 +200,53 @@ impl Checkpoint {
     pub fn read(&self, range: Range<usize>) -> Result<BlockState, Damage> {
         let layout = self.layout();
         assert!(range.end <= layout.elements(), "{range:?} of {} elements", layout.elements());
+        if let Some(block) = self.block_of(&range) {
+            return self.part_of(block).read(block);
+        }
         let first = range.start / layout.block_elements();
         let last = range.end.div_ceil(layout.block_elements());
         let mut state = BlockState::default();
         for block in first as u32..last as u32 {
-            let part = &self.parts[layout.owner(block) as usize];
             let whole = layout.range(block);
             let wanted = range.start.max(whole.start) - whole.start..range.end.min(whole.end) - whole.start;
-            state.append(part.read(block)?, wanted);
+            state.append(self.part_of(block).read(block)?, wanted);
         }
         Ok(state)
+    }
+
+    /// Reads several ranges, each as [`Checkpoint::read`] does. Ranges that are whole blocks, and lie one behind the other in
+    /// their part, are read at once.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`].
+    ///
+    /// # Panics
+    /// As [`Checkpoint::read`].
+    pub fn read_all(&self, ranges: &[Range<usize>]) -> Result<Vec<BlockState>, Damage> {
+        let servers = self.parts.len() as u32;
+        let follows = |one: &Range<usize>, other: &Range<usize>| {
+            self.block_of(one).zip(self.block_of(other)).is_some_and(|(one, other)| other == one + servers)
+        };
+        let mut states = Vec::with_capacity(ranges.len());
+        for run in ranges.chunk_by(follows) {
+            let blocks: Vec<u32> = run.iter().filter_map(|range| self.block_of(range)).collect();
+            match blocks.first() {
+                Some(first) => states.extend(self.part_of(*first).read_run(&blocks)?),
+                // A range that is no block follows none.
+                None => states.push(self.read(run[0].clone())?),
+            }
+        }
+        Ok(states)
+    }
+
+    /// Returns the block that has exactly these elements, if there is one.
+    fn block_of(&self, range: &Range<usize>) -> Option<u32> {
+        let block = (range.start / self.layout().block_elements()) as u32;
+        Some(block).filter(|block| !range.is_empty() && self.layout().range(*block) == *range)
+    }
+
+    fn part_of(&self, block: u32) -> &Part {
+        &self.parts[self.layout().owner(block) as usize]
     }
 
     /// The parts must be of one checkpoint, and all of it.
@@ -327,12 +364,42 @@ impl Part {
     }
 
     fn read(&self, block: u32) -> Result<BlockState, Damage> {
+        Ok(self.read_run(&[block])?.remove(0))
+    }
+
+    /// Reads blocks that lie one behind the other in the part: of each column all of them at once.
+    fn read_run(&self, run: &[u32]) -> Result<Vec<BlockState>, Damage> {
         let (blocks, trainers) = (self.plan.blocks().len(), self.description.trainers as usize);
-        let position = self.plan.blocks().binary_search(&block).expect("the part's server owns the block");
-        let elements = self.plan.layout().range(block).len();
-        let column = |column: usize| {
-            let bytes = read_at(&*self.file, &self.path, self.plan.data_at(position, column), 4 * elements as u64)?;
-            if crc32fast::hash(&bytes) != self.checksums[position * self.plan.columns() as usize + column] {
+        let first = self.plan.blocks().binary_search(&run[0]).expect("the part's server owns the block");
+        let tables = |position: usize| BlockState {
+            version: self.tables[position],
+            updates: self.tables[blocks + position],
+            next_steps: self.tables[2 * blocks + position * trainers..][..trainers].to_vec(),
+            ..BlockState::default()
+        };
+        let mut states: Vec<BlockState> = (first..first + run.len()).map(tables).collect();
+        for column in 0..self.plan.columns() as usize {
+            for (state, numbers) in states.iter_mut().zip(self.read_column(column, first, run)?) {
+                match column {
+                    0 => state.values = numbers,
+                    _ if column > self.description.slots => state.previous = numbers,
+                    _ => state.slots.push(numbers),
+                }
+            }
+        }
+        Ok(states)
+    }
+
+    /// Reads a column of blocks into the vectors that the blocks keep, without a copy.
+    fn read_column(&self, column: usize, first: usize, run: &[u32]) -> Result<Vec<Vec<f32>>, Damage> {
+        let layout = self.plan.layout();
+        let mut read: Vec<Vec<f32>> = run.iter().map(|block| vec![0.0; layout.range(*block).len()]).collect();
+        let mut bytes: Vec<&mut [u8]> = read.iter_mut().map(|numbers| bytemuck::cast_slice_mut(numbers)).collect();
+        self.file
+            .read_all_at(&mut bytes, self.plan.data_at(first, column))
+            .map_err(|source| Damage::Read { file: self.path.clone(), source })?;
+        for ((position, block), bytes) in (first..).zip(run).zip(&bytes) {
+            if crc32fast::hash(bytes) != self.checksums[position * self.plan.columns() as usize + column] {
                 let what = match column {
                     0 => "the values".to_owned(),
                     _ if column > self.description.slots => "the previous values".to_owned(),
@@ -343,17 +410,11 @@ impl Part {
                     what: format!("{what} of block {block} do not match their checksum"),
                 });
             }
-            Ok(bytes.as_chunks::<4>().0.iter().map(|n| f32::from_le_bytes(*n)).collect())
-        };
-        let next_steps = &self.tables[2 * blocks + position * trainers..][..trainers];
-        Ok(BlockState {
-            values: column(0)?,
-            slots: (1..=self.description.slots).map(column).collect::<Result<_, _>>()?,
-            previous: if self.description.previous { column(1 + self.description.slots)? } else { Vec::new() },
-            version: self.tables[position],
-            updates: self.tables[blocks + position],
-            next_steps: next_steps.to_vec(),
-        })
+        }
+        if cfg!(target_endian = "big") {
+            read.iter_mut().flatten().for_each(|number| *number = f32::from_le_bytes(number.to_ne_bytes()));
+        }
+        Ok(read)
     }
 }
 

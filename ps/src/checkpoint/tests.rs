@@ -123,6 +123,12 @@ fn what_was_written_is_read_whatever_the_number_of_servers() {
                     let found = checkpoint.read(range.clone()).expect("reads");
                     assert!(found == state(range, slots), "{elements} elements, {servers} to {readers}, block {block}");
                 }
+                for server in 0..readers as u32 {
+                    let ranges: Vec<_> = layout.owned_by(server).map(|block| layout.range(block)).collect();
+                    let found = checkpoint.read_all(&ranges).expect("reads");
+                    let want: Vec<_> = ranges.into_iter().map(|range| state(range, slots)).collect();
+                    assert!(found == want, "{elements} elements, {servers} to {readers}, server {server}");
+                }
             }
         }
     }

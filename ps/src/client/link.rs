@@ -19,7 +19,7 @@ use crate::layout::Layout;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
 use crate::shm::{self, Mapping};
-use crate::wire::{self, Buffers, Outgoing, call, codec_number, frame};
+use crate::wire::{self, Buffers, Outgoing, Reader, call, codec_number, frame};
 
 /// The open training streams to one server.
 pub struct Link {
@@ -30,6 +30,8 @@ pub struct Link {
     leader_term: u64,
     /// Payloads stay in memory that this server has mapped.
     pub shares_memory: bool,
+    /// The token of that memory; 0 for none.
+    shared_memory_token: u64,
     /// Blocks that may be on their way, where payloads travel.
     pub window: usize,
     /// The server at the other end: the one that is named, or the one that holds its blocks too.
@@ -116,7 +118,19 @@ impl Link {
         let proto::JoinReply { next_step, epoch, trainer_momentum, leader_term, .. } = reply;
         config.voting.follow(server, Leader { term: leader_term, epoch });
         let shares_memory = token != 0;
-        Ok(Self { next_step, epoch, leader_term, shares_memory, window, host, width, trainer_momentum, lanes })
+        let shared_memory_token = token;
+        Ok(Self {
+            next_step,
+            epoch,
+            leader_term,
+            shares_memory,
+            shared_memory_token,
+            window,
+            host,
+            width,
+            trainer_momentum,
+            lanes,
+        })
     }
 
     /// Takes the place of the streams that `mended` has anew.
@@ -148,28 +162,24 @@ impl Link {
         CoordinationClient::new(self.channel()).wait_until_durable(request).await.map(drop)
     }
 
-    /// Values of the server's blocks, to compute `step` from.
+    /// Begins to read the values of the server's blocks, to compute `step` from.
     pub async fn pull(
         &self,
         config: &SessionConfig,
         server: u32,
         step: u64,
         buffers: &Buffers,
-    ) -> Result<Vec<proto::ParameterBlock>, Status> {
+    ) -> Result<Reader, Status> {
         let request = proto::PullRequest {
             trainer: Some(config.id()),
             shard: Some(server),
             step: Some(step),
             epoch: Some(self.epoch),
             leader_term: self.leader_term,
+            shared_memory_token: self.shared_memory_token,
             ..Default::default()
         };
-        let mut stream = call(self.channel(), PULL, once(frame::message(&request)), buffers).await?;
-        let mut blocks = Vec::new();
-        while let Some(block) = stream.message().await? {
-            blocks.push(block);
-        }
-        Ok(blocks)
+        call(self.channel(), PULL, once(frame::message(&request)), buffers).await
     }
 }
 

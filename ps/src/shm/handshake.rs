@@ -1,7 +1,7 @@
 //! How a memory file gets from trainer to server: over a Unix socket with an abstract name, which
 //! only processes of the same network namespace can reach. The trainer sends the number of elements
-//! with the file; the server answers a token, by which the trainer's stream names the mapping. Both
-//! sides must run as the same user.
+//! with the file; the server answers a token, by which the trainer's stream names the mapping, and then
+//! its pulls. Both sides must run as the same user.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -29,11 +29,13 @@ const WAITING: usize = 4096;
 /// checkpoint or the trainer has died, must not hold the trainer's memory.
 const LIFETIME: Duration = Duration::from_secs(60);
 
-/// A server's socket, and the mappings whose streams have not been opened yet.
+/// A server's socket, and the mappings of trainers.
 #[derive(Debug)]
 pub struct Offer {
     name: String,
     waiting: Mutex<HashMap<u64, Waiting>>,
+    /// Mappings whose streams have been opened. This lock is taken after that of those that wait.
+    lent: Mutex<HashMap<u64, Weak<Mapping>>>,
 }
 
 /// A mapping whose stream has not been opened yet.
@@ -53,7 +55,20 @@ impl Offer {
     /// The mapping of a token; a token is good for one stream.
     #[must_use]
     pub fn take(&self, token: u64) -> Option<Arc<Mapping>> {
-        self.waiting.lock().remove(&token).map(|waiting| waiting.mapping)
+        let mut waiting = self.waiting.lock();
+        let mapping = waiting.remove(&token)?.mapping;
+        let mut lent = self.lent.lock();
+        lent.retain(|_, mapping| mapping.strong_count() > 0);
+        lent.insert(token, Arc::downgrade(&mapping));
+        Some(mapping)
+    }
+
+    /// The mapping of a token whose stream is open, or is still to be opened.
+    #[must_use]
+    pub fn mapping_of_pull(&self, token: u64) -> Option<Arc<Mapping>> {
+        let waiting = self.waiting.lock();
+        let found = waiting.get(&token).map(|waiting| waiting.mapping.clone());
+        found.or_else(|| self.lent.lock().get(&token)?.upgrade())
     }
 
     /// Drops the mappings that have waited for `lifetime` until `now`; returns whether others wait.
@@ -76,7 +91,7 @@ pub fn offer() -> io::Result<Arc<Offer>> {
 fn offer_for(lifetime: Duration) -> io::Result<Arc<Offer>> {
     let name = format!("psjobs-{:032x}", rand::random::<u128>());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-    let offer = Arc::new(Offer { name, waiting: Mutex::default() });
+    let offer = Arc::new(Offer { name, waiting: Mutex::default(), lent: Mutex::default() });
     let weak = Arc::downgrade(&offer);
     std::thread::Builder::new().name("psjobs-shm".into()).spawn(move || {
         loop {
@@ -170,10 +185,14 @@ mod tests {
         let offer = offer().expect("binds");
         let mut mapping = Mapping::new(100).expect("a memory file");
         let token = accept(offer.name(), &mapping).expect("is taken");
+        assert!(offer.mapping_of_pull(token).is_some(), "it waits");
         let server = offer.take(token).expect("waits");
         mapping.gradients_mut()[99] = 4.0;
         assert_eq!(server.gradients()[99], 4.0);
         assert!(offer.take(token).is_none());
+        assert!(offer.mapping_of_pull(token).is_some_and(|found| Arc::ptr_eq(&found, &server)));
+        drop(server);
+        assert!(offer.mapping_of_pull(token).is_none(), "its stream has ended");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! by the trainer and by each server of its host. The one module of this crate with raw memory.
 //!
 //! The two sides alternate: the trainer writes gradients and reads parameters until it sends a
-//! step's frames, the server reads those gradients and writes those parameters until it answers.
+//! step's frames or begins a pull, the server reads those gradients and writes those parameters until
+//! it answers, or the pull is over.
 //! Every bit pattern is a valid f32, and no length or index is ever read from the memory, so a
 //! trainer that breaks this order spoils its own numbers and nothing else.
 #![allow(unsafe_code)]

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 const SMALLEST: usize = 4 * 1024;
 /// Buffers kept for later, where one trainer uses them: it may leave all free between two steps.
 const MOST_KEPT: usize = 64;
-/// Fewest buffers kept where many trainers share them: while one computes, others' messages take what it has left free.
-const FEWEST_KEPT: usize = 4;
+/// Fewest buffers kept where many trainers share them: while one computes, others' messages take what it has left free. When a
+/// task that owns a block loses its core for some milliseconds, up to 16 messages come in meanwhile.
+const FEWEST_KEPT: usize = 16;
 
 /// A stock of buffers. Clones share it.
 #[derive(Clone, Debug)]
@@ -48,10 +49,9 @@ impl Buffers {
     /// A buffer of `length` bytes; what is in them is left from before.
     #[must_use]
     pub fn take(&self, length: usize) -> Buffer {
-        let mut bytes = if length < SMALLEST { Vec::new() } else { self.lock().pop().unwrap_or_default() };
-        if bytes.len() < length {
-            bytes.resize(length, 0);
-        }
+        let kept = if length < SMALLEST { None } else { self.lock().pop() };
+        // A new vector of zeros is taken from fresh pages where there are any, and those need not be written with zeros.
+        let bytes = kept.filter(|kept| kept.len() >= length).unwrap_or_else(|| vec![0; length]);
         Buffer { bytes, length, home: self.clone() }
     }
 

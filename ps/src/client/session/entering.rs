@@ -134,20 +134,30 @@ impl AsyncSession {
         let step = self.next_step;
         for server in 0..self.links.len() as u32 {
             let mut retries = Retries::new(schedule(&self.config, server));
-            let blocks = loop {
-                let status = match self.links[server as usize].pull(&self.config, server, step, &self.buffers).await {
-                    Ok(blocks) => break blocks,
-                    Err(status) => status,
-                };
+            while let Err(status) = self.pull_from(server, step).await? {
                 if let Settled::Rewound = self.reopen(server, 0, &status).await? {
                     return Ok(Settled::Rewound);
                 }
                 retries.pause().await;
-            };
-            for block in blocks {
-                self.take(&block)?;
             }
         }
         Ok(Settled::Done)
+    }
+
+    /// Pulls the blocks of a server, each into its place when it comes, so that few are in memory twice. If the stream breaks, some
+    /// are in place: all are pulled again.
+    async fn pull_from(&mut self, server: u32, step: u64) -> Result<Result<(), Status>, ClientError> {
+        let pulling = self.links[server as usize].pull(&self.config, server, step, &self.buffers).await;
+        let mut blocks = match pulling {
+            Ok(blocks) => blocks,
+            Err(status) => return Ok(Err(status)),
+        };
+        loop {
+            match blocks.message().await {
+                Ok(Some(block)) => self.take(&block)?,
+                Ok(None) => return Ok(Ok(())),
+                Err(status) => return Ok(Err(status)),
+            }
+        }
     }
 }

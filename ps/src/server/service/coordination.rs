@@ -31,8 +31,9 @@ impl proto::coordination_server::Coordination for Coordination {
                 "the trainer was started for an elastic job, this server was not; give it --min-trainers, too"
             }));
         }
+        self.0.members().place(&id)?;
         // A trainer that has voted for the process before this one is free to vote again when it hears of this one.
-        let epoch = self.0.epoch().map_err(|status| self.0.with_holder(request.shard, status))?;
+        let epoch = self.0.epoch_when_whole().await.map_err(|status| self.0.with_holder(request.shard, status))?;
         if tensors.is_empty() {
             self.0.members().join(&id, tensors, request.total_steps, now())?;
             self.0.series.iter().for_each(|series| series.joined(id.index, id.incarnation));

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::stream::{self, StreamExt as _};
 use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::first_message::first_message;
 use super::frame_service::Methods;
 use super::trainer;
-use crate::block::{BeforeStep, Peer, Store, no_values};
+use crate::block::{BeforeStep, Peer, PulledInto, Store, no_values};
 use crate::clock::now;
 use crate::proto::{self, exchange_request::Message};
 use crate::server::state::ServerState;
@@ -18,6 +19,8 @@ use crate::wire::{Outgoing, Reader, StreamAbort, frame};
 
 /// Number of blocks that a Pull buffers for a slow reader.
 const PULL_QUEUE: usize = 1;
+/// Number of blocks that write their values into shared memory at the same time, for one Pull.
+const PULLED_AT_ONCE: usize = 8;
 
 /// The queue of answers of a stream.
 type Answers = mpsc::Sender<Result<Bytes, Status>>;
@@ -96,6 +99,10 @@ async fn send_blocks(
     let store = state.store()?;
     let shard = state.shard(request.shard)?;
     let reader = id.as_ref().zip(request.step).map(|(id, step)| BeforeStep { trainer: id.index, step });
+    // Where two servers hold the blocks, one that stood still during a pull could write into what its successor has sent since.
+    let may_write = id.is_some() && state.replication.is_none();
+    let memory = state.mapping_of_pull(request.shared_memory_token, store.layout().elements()).filter(|_| may_write);
+    let into = memory.map(|memory| PulledInto { memory, abort: abort.clone() });
     if let Some(id) = id {
         state.open_stream(&id, shard, StreamKind::Pull, (arrival, abort));
     }
@@ -106,8 +113,11 @@ async fn send_blocks(
     };
     check()?;
     let blocks: Vec<u32> = if request.blocks.is_empty() { store.shard(shard).collect() } else { request.blocks };
-    for block in blocks {
-        let values = store.read(block, reader).await?.ok_or_else(|| no_values(block))?;
+    let at_once = if into.is_some() { PULLED_AT_ONCE } else { 1 };
+    let reading = blocks.into_iter().map(|block| read_block(store, block, reader, into.clone()));
+    let mut reading = stream::iter(reading).buffered(at_once);
+    while let Some(values) = reading.next().await {
+        let values = values?;
         // The servers may have gone to a checkpoint while this waited, or a leader was elected.
         check()?;
         if answers.send(Ok(values)).await.is_err() {
@@ -115,6 +125,15 @@ async fn send_blocks(
         }
     }
     Ok(())
+}
+
+async fn read_block(
+    store: &Store,
+    block: u32,
+    reader: Option<BeforeStep>,
+    into: Option<PulledInto>,
+) -> Result<Bytes, Status> {
+    store.read(block, reader, into).await?.ok_or_else(|| no_values(block))
 }
 
 async fn take_initial_values(

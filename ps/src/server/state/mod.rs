@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -51,6 +52,10 @@ const REPLICATED_SHARDS: usize = 8;
 /// Streams that may be open at once and have yet to say whose they are. With the longest first message each, 64 KiB, they
 /// cost 64 MiB.
 const MAX_UNKNOWN_STREAMS: usize = 1024;
+
+/// How long a trainer that joins waits for the checkpoint before it is refused: half of the time that it gives to an attempt
+/// (`TRY` in client/connecting.rs).
+const JOIN_WAIT: Duration = Duration::from_secs(5);
 
 /// The state of one server. Its locks are held for a few assignments, never across an await.
 pub struct ServerState {
@@ -191,6 +196,21 @@ impl ServerState {
             return Err(Status::unavailable("server 0 ends, and its successor is waited for"));
         }
         Ok(epoch)
+    }
+
+    /// As [`ServerState::epoch`], but first waits until the checkpoint is restored. A trainer that is refused meanwhile would pause
+    /// for about as long as the restore has taken. Where two servers hold the blocks the answer comes at once, because it names
+    /// the server that may lead them.
+    pub async fn epoch_when_whole(&self) -> Result<u64, Status> {
+        if self.config.checkpoint.is_some() && self.replication.is_none() {
+            tokio::select! {
+                biased;
+                () = self.recovery.wait_until_whole() => {}
+                () = self.config.ending.cancelled() => {}
+                () = tokio::time::sleep(JOIN_WAIT) => {}
+            }
+        }
+        self.epoch()
     }
 
     /// Refuses a message from before the servers restored a checkpoint: it belongs to a state that was discarded. A server that
@@ -385,6 +405,12 @@ impl ServerState {
             )));
         }
         Ok(Some(memory))
+    }
+
+    /// Returns the memory in which a trainer wants the values that it pulls; nothing if it is not known here, or has another number
+    /// of parameters. The values are sent then.
+    pub fn mapping_of_pull(&self, token: u64, elements: usize) -> Option<Arc<Mapping>> {
+        self.shared_memory.as_ref()?.mapping_of_pull(token).filter(|memory| memory.elements() == elements)
     }
 
     /// Records that a call arrived, in the order in which the streams of a trainer replace one another.

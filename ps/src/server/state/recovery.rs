@@ -75,6 +75,8 @@ pub struct Recovery {
     held: AtomicU64,
     /// Set until this server has all its state: from a checkpoint, or from the servers that hold the other copies.
     awaits_restore: AtomicBool,
+    /// Notified when this server has all its state.
+    whole: Notify,
     /// Set if this process was given its state by the servers that hold the other copies.
     has_taken_over: AtomicBool,
     /// The greatest epoch that server 0 has asked for.
@@ -120,6 +122,7 @@ impl Recovery {
             epoch: AtomicU64::new(0),
             held: AtomicU64::new(0),
             awaits_restore: AtomicBool::new(true),
+            whole: Notify::new(),
             has_taken_over: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             run: AtomicU32::new(0),
@@ -260,6 +263,18 @@ impl Recovery {
     /// Records that this server has the state of the others.
     pub(in crate::server) fn set_whole(&self) {
         self.awaits_restore.store(false, Ordering::Release);
+        self.whole.notify_waiters();
+    }
+
+    /// Waits until this server has an epoch, and the state of it from a checkpoint or from the other holders.
+    pub(in crate::server) async fn wait_until_whole(&self) {
+        loop {
+            let whole = self.whole.notified();
+            if self.epoch() > 0 && !self.awaits_restore() {
+                return;
+            }
+            whole.await;
+        }
     }
 
     /// Records that this server was given its state by the servers that hold the other copies.

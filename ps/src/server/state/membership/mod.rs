@@ -485,7 +485,11 @@ impl Membership {
         Ok(())
     }
 
-    fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
+    /// Checks that this job has a place for a trainer.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn place(&self, id: &proto::TrainerId) -> Result<(), Refusal> {
         if id.job_uid != self.job_uid {
             return Err(Refusal::OtherJob { found: id.job_uid.clone() });
         }

@@ -155,6 +155,8 @@ async fn wait_for_job_end(state: &ServerState, config: &CheckpointConfig) {
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::checkpoint::CheckpointPolicy;
+    use psjobs_api::env::Checkpoint;
     use psjobs_api::{Environment, Training};
 
     use super::*;
@@ -184,5 +186,23 @@ mod tests {
         let began = Instant::now();
         assert!(!hears_of_the_last(&state()).await);
         assert!((LAST..LAST + LOOK).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trainer_that_joins_waits_for_the_restore() {
+        let plain = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 1, Training::default());
+        let checkpoint = Some(Checkpoint { folder: "/checkpoints".into(), policy: CheckpointPolicy::default() });
+        let kept = Environment { checkpoint, ..plain };
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&kept) });
+        let began = Instant::now();
+        let refused = state.epoch_when_whole().await;
+        assert!(refused.is_err() && began.elapsed() >= Duration::from_secs(5), "{:?}", began.elapsed());
+        let (began, restore) = (Instant::now(), async {
+            tokio::time::sleep(LOOK).await;
+            state.recovery.set_epoch(3);
+            state.recovery.set_whole();
+        });
+        let (joined, ()) = tokio::join!(state.epoch_when_whole(), restore);
+        assert_eq!((joined.expect("is let in"), began.elapsed()), (3, LOOK));
     }
 }

@@ -37,16 +37,17 @@ pub(super) async fn with_layers<T>(
     }
 }
 
-/// Returns how long the part of these blocks and rows may take to be written.
-pub(super) fn time_to_write(blocks: &[BlockState], rows: &[ShardState]) -> Duration {
+/// Returns the bytes of these blocks and rows.
+pub(super) fn bytes_of(blocks: &[BlockState], rows: &[ShardState]) -> u64 {
     let numbers = |block: &BlockState| {
         block.values.len() + block.slots.iter().map(Vec::len).sum::<usize>() + block.previous.len()
     };
     let of_blocks = (blocks.iter().map(numbers).sum::<usize>() * size_of::<f32>()) as u64;
-    time_for(of_blocks + rows.iter().map(ShardState::bytes).sum::<u64>())
+    of_blocks + rows.iter().map(ShardState::bytes).sum::<u64>()
 }
 
-fn time_for(bytes: u64) -> Duration {
+/// Returns how long a part of so many bytes may take to be written.
+pub(super) fn time_to_write(bytes: u64) -> Duration {
     WRITE + Duration::from_secs(bytes / BYTES_PER_SECOND)
 }
 
@@ -69,16 +70,16 @@ mod tests {
     #[test]
     fn a_part_has_more_time_the_more_bytes_it_has() {
         for (bytes, seconds) in [(0, 120), (9_999_999, 120), (20_000_000_000, 2120)] {
-            assert_eq!(time_for(bytes), Duration::from_secs(seconds), "{bytes} bytes");
+            assert_eq!(time_to_write(bytes), Duration::from_secs(seconds), "{bytes} bytes");
         }
         let (values, slots) = (vec![0.0; 500_000], vec![vec![0.0; 500_000]; 2]);
         let block = BlockState { values, slots, ..BlockState::default() };
-        assert_eq!(time_to_write(&[block.clone(), block], &[]), Duration::from_secs(121), "12 MB");
+        assert_eq!(time_to_write(bytes_of(&[block.clone(), block], &[])), Duration::from_secs(121), "12 MB");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_part_that_takes_too_long_is_a_fault_of_the_disk() {
-        let fault = in_time(time_for(0), pending::<()>()).await.expect_err("it never ends");
+        let fault = in_time(time_to_write(0), pending::<()>()).await.expect_err("it never ends");
         let status = Status::from(fault);
         assert_eq!(status.code(), Code::DeadlineExceeded);
         assert!(status.message().contains("within 120 s"), "{status:?}");

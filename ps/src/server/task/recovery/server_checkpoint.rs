@@ -1,14 +1,17 @@
 //! One server's part of a checkpoint: written from the blocks while training continues, and restored into them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::{join, join_all};
+use futures::stream::{self, StreamExt as _};
 use psjobs_api::training::ConsistencyMode;
 use tonic::Status;
 
 use super::error::RecoveryError;
 use super::extent::extent;
-use super::part_limits::{in_time, time_to_write, with_layers};
+use super::part_limits::{bytes_of, in_time, time_to_write, with_layers};
+use crate::block::Store;
 use crate::checkpoint::format::{FORMAT, LOCAL_STEPS, MANIFEST, PartEntry};
 use crate::checkpoint::read::Damage;
 use crate::checkpoint::rows::{self, RowsDescription};
@@ -18,6 +21,7 @@ use crate::checkpoint::{
     BlockState, Checkpoint, CheckpointId, Concluded, Description, Folder, PartWriter, Runs, WriteError,
 };
 use crate::clock::now;
+use crate::free_memory::return_free_memory;
 use crate::layout::Layout;
 use crate::proto;
 use crate::server::config::CheckpointConfig;
@@ -25,6 +29,14 @@ use crate::server::state::ServerState;
 use crate::server::state::recovery::LastCheckpoint;
 use crate::server::state::replication::Replication;
 use crate::sparse::TableSpec;
+
+/// Blocks that are read at once, 8 MiB of each column.
+const GROUP: usize = 8;
+/// Groups of blocks that are under way at the same time. While one is waited for, others are compared with their checksums.
+const AT_ONCE: usize = 6;
+
+/// Bytes of copies for a checkpoint that a server does not keep when it is written.
+const MUCH_MEMORY: u64 = 16 << 20;
 
 /// The files that a server has written.
 pub struct Written {
@@ -120,7 +132,8 @@ pub async fn write(
     let description = Description { previous, ..describe(state, shard, id.step, store.layout()) };
     let of_rows = tables.map(|tables| describe_rows(state, &description, tables.specs()));
     let folder = Runs::new(&config.folder).path(id);
-    let limit = time_to_write(&states, rows.as_deref().unwrap_or_default());
+    let bytes = bytes_of(&states, rows.as_deref().unwrap_or_default());
+    let limit = time_to_write(bytes);
     let _awaited = state.recovery.awaited.read().await;
     // A leader that has given up on a part may ask for it again while it is still being written.
     let writing = in_time(limit, state.recovery.writing.clone().lock_owned()).await?;
@@ -134,15 +147,19 @@ pub async fn write(
             return Err(RecoveryError::Complete { folder: folder.to_path_buf() });
         }
         let rows = rows.zip(of_rows).map(|(rows, of_rows)| rows::write(&folder, of_rows, &rows)).transpose()?;
-        Ok(Written { part: write_part(&folder, &description, &states)?, rows })
+        let part = write_part(&folder, &description, states);
+        if bytes >= MUCH_MEMORY {
+            return_free_memory();
+        }
+        Ok(Written { part: part?, rows })
     });
     in_time(limit, written).await?
 }
 
-fn write_part(folder: &Folder, description: &Description, states: &[BlockState]) -> Result<PartEntry, WriteError> {
+fn write_part(folder: &Folder, description: &Description, states: Vec<BlockState>) -> Result<PartEntry, WriteError> {
     let mut writer = PartWriter::create(folder, description)?;
     for state in states {
-        writer.put(state)?;
+        writer.put(&state)?;
     }
     writer.finish()
 }
@@ -347,14 +364,20 @@ async fn rewind(
     })?;
     let store = state.store_for(layout, &description.tensors);
     let checkpoint = Arc::new(checkpoint);
-    let mut steps = Vec::new();
+    // The blocks of one shard lie one behind the other in its part.
+    let mut shards = BTreeMap::<u32, Vec<u32>>::new();
     for block in store.numbers() {
-        let (reading, range) = (checkpoint.clone(), store.layout().range(block));
-        let contents = checkpoint.folder().disk().work(move || reading.read(range)).await;
-        let contents = contents.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
-        steps.clone_from(&contents.next_steps);
-        store.restore(block, epoch, Some(contents)).await;
+        shards.entry(store.layout().owner(block)).or_default().push(block);
     }
+    let groups: Vec<Vec<u32>> = shards.values().flat_map(|blocks| blocks.chunks(GROUP)).map(<[u32]>::to_vec).collect();
+    let restoring: Vec<_> =
+        groups.into_iter().map(|blocks| restore_blocks(store, &checkpoint, blocks, epoch)).collect();
+    let mut restoring = stream::iter(restoring).buffered(AT_ONCE);
+    let mut last = (0, Vec::new());
+    while let Some(restored) = restoring.next().await {
+        last = last.max(restored.map_err(|damage| fault(state, checkpoint.folder(), &damage))?);
+    }
+    let (_, steps) = last;
     refill(state, &checkpoint, epoch).await.map_err(|damage| fault(state, checkpoint.folder(), &damage))?;
     let steps = with_rows(state, steps).await;
     state.members().rewind(&steps, concluded, now());
@@ -363,6 +386,22 @@ async fn rewind(
     let newest = checkpoint.folder().disk().work(move || LastCheckpoint::complete(id, path)).await;
     finish(state, epoch, Some(newest));
     Ok(())
+}
+
+/// Reads blocks of a checkpoint and puts them in their places. Returns the last of them, and the next step of each trainer in it.
+async fn restore_blocks(
+    store: &Store,
+    checkpoint: &Arc<Checkpoint>,
+    blocks: Vec<u32>,
+    epoch: u64,
+) -> Result<(u32, Vec<u64>), Damage> {
+    let ranges: Vec<_> = blocks.iter().map(|block| store.layout().range(*block)).collect();
+    let reading = checkpoint.clone();
+    let states = checkpoint.folder().disk().work(move || reading.read_all(&ranges)).await?;
+    let steps = states.last().map(|state| state.next_steps.clone());
+    let last = blocks.last().copied().zip(steps).unwrap_or_default();
+    join_all(blocks.into_iter().zip(states).map(|(block, state)| store.restore(block, epoch, Some(state)))).await;
+    Ok(last)
 }
 
 /// Returns the next step of each trainer, of those that blocks (`of_blocks`) and rows here contain.
