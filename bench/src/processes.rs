@@ -144,9 +144,7 @@ impl Process {
     /// Returns the seconds that all its threads have had a core, in the system too. Of a process that has ended and was not
     /// waited for, all of them.
     pub fn cpu(&self) -> anyhow::Result<f64> {
-        let file = format!("/proc/{}/stat", self.0.id());
-        let stat = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-        cpu_seconds(&stat).with_context(|| format!("{file} does not show the time of a process"))
+        cpu_of(&format!("/proc/{}/stat", self.0.id()))
     }
 
     /// Makes [`Resident::most`] the most from now on.
@@ -165,6 +163,16 @@ impl Process {
         }
         Ok(values)
     }
+}
+
+/// Returns the seconds that all threads of this process have had a core.
+pub fn own_cpu() -> anyhow::Result<f64> {
+    cpu_of("/proc/self/stat")
+}
+
+fn cpu_of(file: &str) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+    cpu_seconds(&stat).with_context(|| format!("{file} does not show the time of a process"))
 }
 
 /// Ticks of a second in /proc/PID/stat, on every architecture (`USER_HZ`).

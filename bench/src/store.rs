@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use psjobs_ps::checkpoint::Folder;
+use psjobs_ps::checkpoint::format::MANIFEST;
 use tempfile::TempDir;
 
 use crate::processes::{Process, free_addresses};
@@ -106,9 +107,17 @@ impl Store {
 
     /// Returns the files of the servers' parts of checkpoints in a folder of the bucket.
     pub fn parts(&self, folder: &str) -> BTreeSet<PathBuf> {
+        self.of_checkpoints(folder, |name| name.starts_with("ps-"))
+    }
+
+    /// Returns the manifests of the checkpoints in a folder of the bucket that are complete.
+    pub fn manifests(&self, folder: &str) -> BTreeSet<PathBuf> {
+        self.of_checkpoints(folder, |name| name == MANIFEST)
+    }
+
+    fn of_checkpoints(&self, folder: &str, wanted: fn(&str) -> bool) -> BTreeSet<PathBuf> {
         let mut files = below(&self.root.path().join(BUCKET).join(folder), 3);
-        files
-            .retain(|file| file.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("ps-")));
+        files.retain(|file| file.file_name().and_then(|name| name.to_str()).is_some_and(wanted));
         files
     }
 }

@@ -19,10 +19,13 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::crowd::Crowd;
-use crate::processes::{Job, alone};
+use crate::processes::{self, Job, alone};
 use crate::report::{Case, LeftOut, Line, say};
 
 /// Steps/s of 64 trainers on one server over those of 8, the server's memory, and what each of 1,000 trainers costs it
+///
+/// `64-server-cpu` and `64-trainers-cpu` are what a step takes of the cores, in the server and in this process with all trainers, over
+/// the same of 8 trainers: they say which side is slower with many.
 ///
 /// Cases `memory-*` are in MB: the most that the server had of its own while so many trainers trained, over
 /// parameters x (1 + optimizer slots) + 0.5 x parameters. Cases `many-*` are in microseconds for each of --many trainers with a
@@ -51,6 +54,15 @@ const WARM_UP: u64 = 2;
 /// Steps of each trainer while the server's memory is looked at, and how often that is.
 const LOOKED_AT: u64 = 8;
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The speed of so many trainers, and what a step of one of them costs.
+struct Rate {
+    /// Steps/s of all together.
+    steps: f64,
+    /// Milliseconds of a core, in the server and in this process.
+    server_ms: f64,
+    trainers_ms: f64,
+}
 
 /// How the server's memory is looked at.
 struct Load {
@@ -97,7 +109,15 @@ impl TrainersArgs {
             few.push(self.rate(FEW)?);
             many.push(self.rate(MANY)?);
         }
-        let mut cases = vec![Case::new("trainers", "64-trainers", "steps/s", &many, &few)];
+        let of = |rates: &[Rate], value: fn(&Rate) -> f64| rates.iter().map(value).collect::<Vec<_>>();
+        let case = |name, unit, value: fn(&Rate) -> f64| {
+            Case::new("trainers", name, unit, &of(&many, value), &of(&few, value))
+        };
+        let mut cases = vec![
+            case("64-trainers", "steps/s", |rate| rate.steps),
+            case("64-server-cpu", "ms/step", |rate| rate.server_ms),
+            case("64-trainers-cpu", "ms/step", |rate| rate.trainers_ms),
+        ];
         for load in &LOADS {
             say(&format!("trainers: {}", load.case));
             let used = (0..runs).map(|_| self.memory(load)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -132,17 +152,23 @@ impl TrainersArgs {
         Ok(Crowd::CASES.into_iter().enumerate().map(case).collect())
     }
 
-    /// Steps/s of all trainers together, Async.
-    fn rate(&self, trainers: u32) -> anyhow::Result<f64> {
+    /// Steps of all trainers together, Async.
+    fn rate(&self, trainers: u32) -> anyhow::Result<Rate> {
         let job = Job::new("bench-trainers", 1, trainers, self.megabytes, Training::default())?;
-        let _servers = job.start()?;
+        let servers = job.start()?;
         let steps = u64::from(self.steps / trainers);
         alone(async {
             let tasks = begin(&job, steps).await?;
-            let start = Instant::now();
+            let (start, before, own_before) = (Instant::now(), servers[0].cpu()?, processes::own_cpu()?);
             let ends = end(tasks).await?;
+            let (after, own_after) = (servers[0].cpu()?, processes::own_cpu()?);
             let seconds = ends.into_iter().max().unwrap_or(start).duration_since(start).as_secs_f64();
-            Ok((steps * u64::from(trainers)) as f64 / seconds)
+            let all = (steps * u64::from(trainers)) as f64;
+            Ok(Rate {
+                steps: all / seconds,
+                server_ms: 1e3 * (after - before) / all,
+                trainers_ms: 1e3 * (own_after - own_before) / all,
+            })
         })
     }
 

@@ -40,6 +40,8 @@ pub struct Kept<'a> {
 /// A server that was told to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopped {
+    /// Seconds from SIGTERM until its checkpoint is complete in the store; none without one.
+    pub durable: Option<f64>,
     /// Seconds from SIGTERM to its end.
     pub seconds: f64,
     /// Seconds from the begin of the upload of its part until the object is there; none without a store.
@@ -78,11 +80,11 @@ impl<'a> Kept<'a> {
             session.exchange(step)?;
         }
         session.leave(false, 0, Default::default())?;
-        let (uploads, parts) = (self.uploads(), self.parts());
+        let (uploads, parts, manifests) = (self.uploads(), self.parts(), self.manifests());
         // This waits for earlier writes, which would slow it down.
         rustix::fs::sync();
         server.forget_most()?;
-        let (mut begun, mut there, mut most) = (None, None, 0);
+        let (mut begun, mut there, mut durable, mut most) = (None, None, None, 0);
         let start = Instant::now();
         server.terminate()?;
         while !server.has_ended()? {
@@ -97,6 +99,9 @@ impl<'a> Kept<'a> {
             if there.is_none() && !self.parts().is_subset(&parts) {
                 there = Some(Instant::now());
             }
+            if durable.is_none() && !self.manifests().is_subset(&manifests) {
+                durable = Some(start.elapsed().as_secs_f64());
+            }
             thread::sleep(LOOK);
         }
         let seconds = start.elapsed().as_secs_f64();
@@ -106,7 +111,7 @@ impl<'a> Kept<'a> {
             "the newest complete checkpoint is {last:?}, as before SIGTERM; see what the server has said"
         );
         let upload = begun.zip(there).map(|(begun, there)| there.duration_since(begun).as_secs_f64());
-        Ok(Stopped { seconds, upload, most })
+        Ok(Stopped { durable, seconds, upload, most })
     }
 
     /// Returns the seconds from when another server listens until it has the state of the last checkpoint.
@@ -125,6 +130,10 @@ impl<'a> Kept<'a> {
 
     fn uploads(&self) -> BTreeSet<PathBuf> {
         self.store.map(Store::uploads).unwrap_or_default()
+    }
+
+    fn manifests(&self) -> BTreeSet<PathBuf> {
+        self.store.map(|store| store.manifests(FOLDER)).unwrap_or_default()
     }
 
     fn parts(&self) -> BTreeSet<PathBuf> {

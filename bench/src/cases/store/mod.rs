@@ -21,8 +21,9 @@ use crate::store::{self, Store};
 /// part of the last checkpoint, and the time is from the begin of the upload until the object is there (limit: a plain put of
 /// the same bytes in parts of the same size, as many of them at once). In `get` a server goes on from it, and the time is from
 /// when it listens until it has the state (limit: a plain get of the same bytes). `memory` is how much more resident memory the
-/// server has at most after SIGTERM than with its checkpoints on a volume (limit: 64 MiB), and `sigterm` the time from SIGTERM to
-/// the server's end, with the checkpoint complete in the bucket (limit: 10 s for each GB).
+/// server has at most after SIGTERM than with its checkpoints on a volume (limit: 64 MiB), `sigterm` the time from SIGTERM until
+/// the checkpoint is complete in the bucket (limit: 10 s for each GB), and `end` the time until the server ends, which has put the
+/// model into the bucket, too, because all trainers have left (the same limit).
 ///
 /// PSJOBS_OBJECT_STORES names the folder with versitygw, which scripts/object-stores.sh prints. Without it all cases are left out.
 #[derive(Debug, Args)]
@@ -37,9 +38,10 @@ const PUT: &str = "put";
 const GET: &str = "get";
 const MEMORY: &str = "memory";
 const SIGTERM: &str = "sigterm";
+const END: &str = "end";
 /// More memory that an upload may take, in MiB.
 const MORE_MEMORY: f64 = 64.0;
-/// Seconds from SIGTERM to the end of a server with 1 GB.
+/// Seconds from SIGTERM until a server with 1 GB has done what it has to do.
 const TO_THE_END: f64 = 10.0;
 
 /// The measurements of a run.
@@ -52,13 +54,14 @@ struct Seen {
     memory: f64,
     /// Seconds.
     sigterm: f64,
+    end: f64,
 }
 
 impl StoreArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
         if let Err(left_out) = store::program() {
             let line = |case| Line::LeftOut(LeftOut { bench: "store", case, left_out: left_out.clone() });
-            return Ok([PUT, GET, MEMORY, SIGTERM].map(line).into());
+            return Ok([PUT, GET, MEMORY, SIGTERM, END].map(line).into());
         }
         let mut all = Vec::new();
         for run in 1..=runs {
@@ -74,6 +77,7 @@ impl StoreArgs {
             case(GET, "MB/s", &values(|seen| seen.get[0]), &values(|seen| seen.get[1])),
             case(MEMORY, "MiB", &values(|seen| seen.memory), &[MORE_MEMORY]),
             case(SIGTERM, "s", &values(|seen| seen.sigterm), &[to_the_end]),
+            case(END, "s", &values(|seen| seen.end), &[to_the_end]),
         ])
     }
 
@@ -99,7 +103,8 @@ impl StoreArgs {
             put: [rate(upload), rate(plain_put)],
             get: [rate(resumed), rate(plain_get)],
             memory: (stopped.most as f64 - on_volume.most as f64) / f64::from(1 << 20),
-            sigterm: stopped.seconds,
+            sigterm: stopped.durable.context("no manifest of a new checkpoint was seen")?,
+            end: stopped.seconds,
         })
     }
 }
