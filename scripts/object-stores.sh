@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Prints a folder with versitygw and azurite-blob, which play S3 and Azure Blob Storage in tests: the one in the user's cache
-# folder, filled once. versitygw is compiled with Go, in some minutes: Go checks each module against the public checksum
-# database, and its own must have the checksum below too. Azurite comes from npm, as its lock file says. A program whose
+# Prints a folder with versitygw, gcs and azurite-blob, which play S3, Google Cloud Storage and Azure Blob Storage in tests: the one
+# in the user's cache folder, filled once. The first two are compiled with Go, in some minutes: Go checks each module against the
+# public checksum database, and versitygw's own must have the checksum below, too. gcs is fake-gcs-server behind the program in
+# objectstore/tests/gcs. Azurite comes from npm, as its lock file says. A program whose
 # language is missing is left out, which is an error if PSJOBS_REQUIRE_OBJECT_STORES is set.
 set -euo pipefail
 
 module=github.com/versity/versitygw version=v1.8.0 sum=h1:au+wI+aybno/STsQiSm35Uu6Q6iK5MWReQxgO6SEMFc=
 azurite=$(cd "$(dirname "$0")/../objectstore/tests/azurite" && pwd)
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/object-stores-$version-$(cksum < "$azurite/package-lock.json" | cut -d' ' -f1)
+gcs=$(cd "$azurite/../gcs" && pwd)
+contents=$(cat "$azurite/package-lock.json" "$gcs"/main.go "$gcs"/go.* | cksum | cut -d' ' -f1)
+folder=${XDG_CACHE_HOME:-$HOME/.cache}/psjobs/object-stores-$version-$contents
 
 fail() { echo "object-stores: $*" >&2; exit 1; }
 missing() { [[ -z ${PSJOBS_REQUIRE_OBJECT_STORES:-} ]] || fail "$1 is not installed, and $2 needs it"; }
@@ -32,6 +35,17 @@ if [[ ! -x $folder/versitygw ]]; then
     mv "$work/versitygw" "$folder/"
   else
     missing go versitygw
+  fi
+fi
+if [[ ! -x $folder/gcs ]]; then
+  if command -v go >/dev/null; then
+    [[ $(go env GOSUMDB) != off ]] || fail "GOSUMDB is off, so Go checks no module; unset it"
+    echo "object-stores: compiling fake-gcs-server into $folder" >&2
+    (cd "$gcs" && CGO_ENABLED=0 go build -mod=readonly -trimpath -ldflags=-s -o "$work/gcs" .) ||
+      fail "fake-gcs-server cannot be compiled; go version is $(go env GOVERSION)"
+    mv "$work/gcs" "$folder/"
+  else
+    missing go fake-gcs-server
   fi
 fi
 if [[ ! -x $folder/azurite-blob ]]; then

@@ -1,4 +1,4 @@
-//! Sends a file: at once, or in parts of which some are under way at the same time. Nobody sees it before it is complete.
+//! Sends a file: at once, or in parts of which some are under way at the same time. No reader sees it before it is complete.
 
 use std::sync::Arc;
 use std::time::Duration;

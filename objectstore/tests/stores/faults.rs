@@ -20,6 +20,11 @@ fn no_fault_of_s3_makes_a_checkpoint_that_is_wrong_or_loses_one() {
 }
 
 #[test]
+fn no_fault_of_google_makes_a_checkpoint_that_is_wrong_or_loses_one() {
+    Store::start(Kind::Google).iter().for_each(survive);
+}
+
+#[test]
 fn no_fault_of_azure_makes_a_checkpoint_that_is_wrong_or_loses_one() {
     Store::start(Kind::Azure).iter().for_each(survive);
 }

@@ -52,6 +52,11 @@ fn no_kill_of_a_writer_to_s3_loses_a_checkpoint_or_leaves_half_of_one() {
 }
 
 #[test]
+fn no_kill_of_a_writer_to_google_loses_a_checkpoint_or_leaves_half_of_one() {
+    run(Kind::Google, "kills::no_kill_of_a_writer_to_google_loses_a_checkpoint_or_leaves_half_of_one");
+}
+
+#[test]
 fn no_kill_of_a_writer_to_azure_loses_a_checkpoint_or_leaves_half_of_one() {
     run(Kind::Azure, "kills::no_kill_of_a_writer_to_azure_loses_a_checkpoint_or_leaves_half_of_one");
 }

@@ -23,6 +23,7 @@ const SIGNATURE: &str = "sv=2020-08-04&ss=b&srt=sco&sp=rwdlacu&se=2099-01-01T00%
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     S3,
+    Google,
     Azure,
 }
 
@@ -37,7 +38,7 @@ pub struct Store {
 
 /// Starts one store of each kind; none where their programs are missing.
 pub fn all() -> Vec<Store> {
-    [Kind::S3, Kind::Azure].into_iter().filter_map(Store::start).collect()
+    [Kind::S3, Kind::Google, Kind::Azure].into_iter().filter_map(Store::start).collect()
 }
 
 impl Store {
@@ -55,6 +56,9 @@ impl Store {
             Kind::S3 => {
                 command.args(["--port", &port.to_string(), "--access", "key", "--secret", "secretsecret", "--quiet"]);
                 command.arg("posix").arg(root.path());
+            }
+            Kind::Google => {
+                command.args(["-address", &port.to_string(), "-bucket", BUCKET]);
             }
             Kind::Azure => {
                 command.args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"]);
@@ -90,6 +94,12 @@ impl Store {
                 ("AWS_REGION", "us-east-1".to_owned()),
                 ("AWS_ENDPOINT", format!("http://{address}")),
             ],
+            Kind::Google => vec![(
+                "GOOGLE_SERVICE_ACCOUNT_KEY",
+                format!(
+                    r#"{{"gcs_base_url":"http://{address}","disable_oauth":true,"client_email":"","private_key":"","private_key_id":""}}"#
+                ),
+            )],
             Kind::Azure => vec![
                 ("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT.to_owned()),
                 ("AZURE_STORAGE_ACCOUNT_KEY", KEY.to_owned()),
@@ -107,6 +117,7 @@ impl Store {
     pub fn url(&self, folder: &str) -> String {
         let scheme = match self.kind {
             Kind::S3 => "s3",
+            Kind::Google => "gs",
             Kind::Azure => "az",
         };
         format!("{scheme}://{BUCKET}/{folder}")
@@ -147,6 +158,7 @@ pub fn free_port() -> u16 {
 fn program(kind: Kind) -> Option<PathBuf> {
     let name = match kind {
         Kind::S3 => "versitygw",
+        Kind::Google => "gcs",
         Kind::Azure => "azurite-blob",
     };
     let program = std::env::var_os("PSJOBS_OBJECT_STORES").map(|folder| Path::new(&folder).join(name));
