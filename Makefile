@@ -51,6 +51,12 @@ test: build-tests mnist fashion ## run every test that needs no cluster
 test-foreign: ## drive the parameter server with a client in Python
 	export PYTHONPATH=$$(scripts/python-packages.sh grpcio); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
 
+# Half of them in `make test`.
+.PHONY: test-stores
+test-stores: ## write checkpoints to each object store through 250 seeded faults and 60 kills; needs Go and npm
+	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES; \
+	PSJOBS_STORES_ALL=1 $(CARGO) test --locked --workspace --test stores -- --nocapture faults:: kills::
+
 # The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
 .PHONY: test-python
 test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be

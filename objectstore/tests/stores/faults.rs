@@ -7,9 +7,9 @@ use psjobs_ps::checkpoint::{Checkpoint, Runs, write};
 
 use crate::between::Between;
 use crate::checkpoints::{description, identity, manifest, state, write_part};
-use crate::store::{Kind, Store};
+use crate::store::{Kind, Store, sample};
 
-/// Faults that each store is tried with.
+/// Faults that each store is tried with by `make test-stores`.
 const FAULTS: u32 = 250;
 /// A part of an upload and a piece of it, so that uploads have several.
 const ELEMENTS: u64 = 1_200_000;
@@ -39,7 +39,8 @@ fn survive(store: &Store) {
     let mut attempts = (0..100).map(|_| faulty.begin(&identity(), None, 1));
     let run = attempts.find_map(Result::ok).expect("one of a hundred attempts succeeds").run;
     let (mut acknowledged, mut failed, mut step) = (Vec::new(), 0, 0);
-    while between.faults.load(Ordering::SeqCst) < FAULTS {
+    let faults = sample(FAULTS);
+    while between.faults.load(Ordering::SeqCst) < faults {
         step += 1;
         assert!(step < 5_000, "the faults do not come");
         let folder = faulty.catalog(run).path(step);
@@ -79,5 +80,5 @@ fn survive(store: &Store) {
     between.active.store(false, Ordering::SeqCst);
     let kind = store.kind;
     assert!(step - failed > 10, "{kind:?}: of {step} checkpoints {failed} failed, so that little was tried");
-    eprintln!("{kind:?}: {FAULTS} faults, {step} checkpoints, {failed} could not be written");
+    eprintln!("{kind:?}: {faults} faults, {step} checkpoints, {failed} could not be written");
 }

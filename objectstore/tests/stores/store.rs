@@ -155,6 +155,12 @@ pub fn free_port() -> u16 {
     }
 }
 
+/// Returns how many of the seeded faults or kills a run does: all of them with `PSJOBS_STORES_ALL`, as `make test-stores` does each
+/// night, and else the first half.
+pub fn sample(all: u32) -> u32 {
+    if std::env::var_os("PSJOBS_STORES_ALL").is_some() { all } else { all / 2 }
+}
+
 fn program(kind: Kind) -> Option<PathBuf> {
     let name = match kind {
         Kind::S3 => "versitygw",
