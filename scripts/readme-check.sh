@@ -1,28 +1,22 @@
 #!/usr/bin/env bash
 # Runs every command of README.md's sh blocks, in order, and stops at the first that fails.
 #
-#   scripts/readme-check.sh [--done COMMAND]...
+#   scripts/readme-check.sh [--done COMMAND | --nightly COMMAND]...
 #
-# Not run are the commands that --done names, because the caller has just run them, and the making of a
-# cluster that is there. A command that watches is stopped when it has shown that the job succeeded. With PROFILE=dev
-# the programs of the debug build stand in for those of target/release.
+# Not run are the commands that --done names, because the caller has just run them, those that --nightly names, because the
+# nightly workflow runs them, and the making of a cluster that is there. A command that watches is stopped when it has
+# shown that the job succeeded. With PROFILE=dev the programs of the debug build stand in for those of target/release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-done=()
-while [[ ${1-} == --done ]]; do done+=("$2"); shift 2; done
+declare -A left=()
+while [[ ${1-} == --done || ${1-} == --nightly ]]; do left[$2]=$1; shift 2; done
 limit=600 # seconds for a job to succeed
 
 # Cluster and namespace of the README, whatever the user's own are.
 if kind get clusters 2>/dev/null | grep -qx psjobs; then kubectl config use-context kind-psjobs >/dev/null; fi
 # A job of an earlier run has ended already.
 kubectl delete -f examples/mnist.yaml --ignore-not-found --wait >/dev/null 2>&1 || true
-
-was_done() {
-  local command
-  for command in "${done[@]}"; do [[ $command != "$1" ]] || return 0; done
-  return 1
-}
 
 # watch COMMAND: shows what it prints until a line says Succeeded.
 watch() {
@@ -42,8 +36,8 @@ watch() {
 commands=$(awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' README.md)
 [[ -n $commands ]] || { echo "README.md has no sh block" >&2; exit 1; }
 while IFS= read -r command <&3; do
-  if was_done "$command"; then
-    echo "\$ $command    # done before"
+  if [[ -n ${left[$command]-} ]]; then
+    echo "\$ $command    # ${left[$command]#--}"
   elif [[ $command == "kind create cluster --name psjobs" ]] && kind get clusters 2>/dev/null | grep -qx psjobs; then
     echo "\$ $command    # there already"
   else
