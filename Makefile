@@ -39,7 +39,9 @@ build: ## compile psjobs with its plugins, psjobs-worker, psjobs-operator and ps
 build-tests: ## compile every program, library and test that `make test` and `make test-python` run
 	$(WITH_LIBTORCH) $(CARGO) build --locked $(TESTS)
 
-# Tests mostly wait for processes and for time to pass: a machine of two cores runs four at once.
+# Tests mostly wait for processes and for time to pass: a machine of two cores runs four at once. Threads of libtorch that have
+# nothing to do sleep; a worker that is started without the variable sets it, and loads libtorch a second time.
+test test-python: export OMP_WAIT_POLICY ?= passive
 .PHONY: test
 test: export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 4 ? n : 4)))
 test: build-tests mnist fashion ## run every test that needs no cluster
