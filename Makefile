@@ -59,12 +59,16 @@ test-stores: ## write checkpoints to each object store through 250 seeded faults
 	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES; \
 	PSJOBS_STORES_ALL=1 $(CARGO) test --locked --workspace --test stores -- --nocapture faults:: kills::
 
-# The module of the debug build, which has the workspace's dependencies already, beside the package's sources.
+# The module of the debug build, which has the workspace's dependencies already, beside the package's sources. Types are checked
+# meanwhile, on one core.
 .PHONY: test-python
 test-python: build-tests mnist text ## test the Python package, with types checked; fetches torch if need be
 	scripts/python-package.sh $(TARGET)/debug/lib_native.so $(TARGET)/python
 	export PYTHONPATH=$(abspath $(TARGET))/python PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker PSJOBS=$(abspath $(TARGET))/debug/psjobs; \
-	python=$$(scripts/python.sh); PSJOBS_MLFLOW=$$(scripts/python-packages.sh mlflow "$$python"); PSJOBS_WANDB=$$(scripts/python-packages.sh wandb "$$python"); export PSJOBS_MLFLOW PSJOBS_WANDB; cd python; "$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy; "$$python" -P -m pytest -q -n 2 -p no:cacheprovider
+	python=$$(scripts/python.sh); PSJOBS_MLFLOW=$$(scripts/python-packages.sh mlflow "$$python"); PSJOBS_WANDB=$$(scripts/python-packages.sh wandb "$$python"); export PSJOBS_MLFLOW PSJOBS_WANDB; cd python; \
+	"$$python" -m mypy --cache-dir $(abspath $(TARGET))/mypy >$(abspath $(TARGET))/mypy.log 2>&1 & types=$$!; \
+	"$$python" -P -m pytest -q -n 2 --dist worksteal -p no:cacheprovider; \
+	wait "$$types" || { cat $(abspath $(TARGET))/mypy.log; exit 1; }
 
 .PHONY: test-page
 test-page: build-tests ## test the web page of a job in Chromium; needs node 20 and Chromium, and says so without them
