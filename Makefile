@@ -42,11 +42,16 @@ build-tests: ## compile every program, library and test that `make test` and `ma
 # Tests mostly wait for processes and for time to pass: a machine of two cores runs four at once. Threads of libtorch that have
 # nothing to do sleep; a worker that is started without the variable sets it, and loads libtorch a second time.
 test test-python: export OMP_WAIT_POLICY ?= passive
+# Tests that wait for minutes for servers and stores, while they compute for seconds: they run beside all others.
+STORES := faults::no_fault kills::no_kill jobs::a_job_with_its_state
 .PHONY: test
 test: export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n > 4 ? n : 4)))
 test: build-tests mnist fashion ## run every test that needs no cluster
-	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES; \
-	$(WITH_LIBTORCH) PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker $(CARGO) test --locked --workspace
+	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES PSJOBS_WORKER=$(abspath $(TARGET))/debug/psjobs-worker; \
+	$(WITH_LIBTORCH) \
+	RUST_TEST_THREADS=2 $(CARGO) test --locked --workspace --test stores -- $(STORES) >$(TARGET)/stores.log 2>&1 & stores=$$!; \
+	$(CARGO) test --locked --workspace -- $(STORES:%=--skip %); \
+	code=0; wait "$$stores" || code=$$?; cat $(TARGET)/stores.log; exit "$$code"
 	$(MAKE) --no-print-directory test-foreign chart
 
 .PHONY: test-foreign
