@@ -58,7 +58,7 @@ test: build-tests mnist fashion ## run every test that needs no cluster
 test-foreign: ## drive the parameter server with a client in Python
 	export PYTHONPATH=$$(scripts/python-packages.sh grpcio); $(CARGO) test --locked --workspace --test integration -- --include-ignored foreign_client
 
-# Half of them in `make test`.
+# `make test` does half of them.
 .PHONY: test-stores
 test-stores: ## write checkpoints to each object store through 250 seeded faults and 60 kills; needs Go and npm
 	PSJOBS_OBJECT_STORES=$$(scripts/object-stores.sh); export PSJOBS_OBJECT_STORES; \
