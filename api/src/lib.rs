@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod crd;
 pub mod env;
 pub mod exit_code;
+pub mod free_memory;
 pub mod index_ranges;
 pub mod progress;
 mod replica;

@@ -93,12 +93,9 @@ impl OpenFile for Reading {
     }
 
     /// Asks for all of it by one request, and puts each piece in its place when it comes, so that nothing is put together first.
-    /// It asks for nothing ahead, because callers read several times at once. One buffer alone is read as by `read_at`.
+    /// It asks for nothing ahead, because callers read several times at once.
     fn read_all_at(&self, buffers: &mut [&mut [u8]], offset: u64) -> io::Result<()> {
         let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
-        if let [buffer] = buffers {
-            return self.read_at(buffer, offset);
-        }
         if length == 0 {
             return Ok(());
         }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use psjobs_api::free_memory::return_free_memory;
 use tokio::time::MissedTickBehavior;
 
 /// How often memory is returned: often enough that the memory of a burst is soon available to others, and rarely enough
@@ -15,16 +16,6 @@ pub async fn run() {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        trim();
+        return_free_memory();
     }
 }
-
-#[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "the C library offers no other way")]
-fn trim() {
-    // SAFETY: it takes the allocator's own locks, touches free memory alone, and may be called from any thread.
-    unsafe { libc::malloc_trim(0) };
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn trim() {}

@@ -12,7 +12,6 @@ pub mod client;
 pub mod clock;
 pub mod consistency;
 mod election_term;
-mod free_memory;
 mod gradient;
 pub mod layout;
 pub mod network;

@@ -15,6 +15,7 @@ use crate::owner_tasks::OwnerTasks;
 use crate::parameter_group::stretches;
 use crate::proto;
 use crate::replication_log::{FrameSender, ReplicaRole};
+use crate::shm::Mapping;
 use crate::training_rules::TrainingRules;
 use crate::wire::StreamAbort;
 
@@ -140,6 +141,27 @@ async fn a_round_that_changed_nothing_is_a_version_for_checkpoints_and_the_backu
         let state = store.snapshot(block, Some(2)).await.expect("it is at this version");
         assert_eq!((state.version, state.next_steps), (2, vec![2]), "block {block}");
     }
+}
+
+#[tokio::test]
+async fn a_pull_that_was_given_up_leaves_the_memory_alone() {
+    let blocks = Blocks::new(None).await;
+    let memory = Arc::new(Mapping::new(ELEMENTS as usize).expect("a memory file"));
+    let into = || PulledInto { memory: memory.clone(), abort: StreamAbort::default() };
+    let aborted = into();
+    aborted.abort.abort(Status::aborted("a newer pull came"));
+    assert!(blocks.store.read(0, None, Some(aborted)).await.is_err(), "it has no answer");
+    // The caller goes away while its command is in the queue. The block is past it when it answers the next one.
+    let mut waiting = Box::pin(blocks.store.read(0, None, Some(into())));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    drop(waiting);
+    assert_eq!(blocks.read(0, None).await, (0, 1.0));
+    assert_eq!(memory.parameters(), [0.0; ELEMENTS as usize], "nothing was written");
+    let message = blocks.store.read(0, None, Some(into())).await.expect("it answers").expect("it has values");
+    assert!(proto::ParameterBlock::decode(&message[5..]).expect("a message").payload.is_empty());
+    let range = blocks.store.layout().range(0);
+    assert_eq!(memory.parameters()[range.clone()], vec![1.0; range.len()]);
+    assert!(memory.parameters()[range.end..].iter().all(|value| *value == 0.0), "the other block was not pulled");
 }
 
 #[tokio::test]

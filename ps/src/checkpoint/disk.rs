@@ -80,9 +80,10 @@ pub trait Files: Send + Sync {
 pub trait OpenFile: fmt::Debug + Send + Sync {
     /// Writes all of `bytes`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Fills `buffer`.
+    /// Fills `buffer`. A disk whose requests take long may ask for what follows ahead of its time.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Fills `buffers`, one behind the other, with what begins at `offset`. A disk whose requests take long reads all by one request.
+    /// Fills `buffers`, one behind the other, with what begins at `offset`. A disk whose requests take long reads all by one request
+    /// and nothing ahead.
     fn read_all_at(&self, buffers: &mut [&mut [u8]], mut offset: u64) -> io::Result<()> {
         for buffer in buffers {
             self.read_at(buffer, offset)?;

@@ -201,7 +201,7 @@ impl Checkpoint {
         let layout = self.layout();
         assert!(range.end <= layout.elements(), "{range:?} of {} elements", layout.elements());
         if let Some(block) = self.block_of(&range) {
-            return self.part_of(block).read(block);
+            return self.part(block).read(block);
         }
         let first = range.start / layout.block_elements();
         let last = range.end.div_ceil(layout.block_elements());
@@ -209,13 +209,13 @@ impl Checkpoint {
         for block in first as u32..last as u32 {
             let whole = layout.range(block);
             let wanted = range.start.max(whole.start) - whole.start..range.end.min(whole.end) - whole.start;
-            state.append(self.part_of(block).read(block)?, wanted);
+            state.append(self.part(block).read(block)?, wanted);
         }
         Ok(state)
     }
 
     /// Reads several ranges, each as [`Checkpoint::read`] does. Ranges that are whole blocks, and lie one behind the other in
-    /// their part, are read at once.
+    /// their part, are read at once, and nothing is read ahead: the caller may read others meanwhile.
     ///
     /// # Errors
     /// As [`Checkpoint::read`].
@@ -223,20 +223,24 @@ impl Checkpoint {
     /// # Panics
     /// As [`Checkpoint::read`].
     pub fn read_all(&self, ranges: &[Range<usize>]) -> Result<Vec<BlockState>, Damage> {
-        let servers = self.parts.len() as u32;
-        let follows = |one: &Range<usize>, other: &Range<usize>| {
-            self.block_of(one).zip(self.block_of(other)).is_some_and(|(one, other)| other == one + servers)
-        };
         let mut states = Vec::with_capacity(ranges.len());
-        for run in ranges.chunk_by(follows) {
+        for run in self.runs(ranges) {
             let blocks: Vec<u32> = run.iter().filter_map(|range| self.block_of(range)).collect();
             match blocks.first() {
-                Some(first) => states.extend(self.part_of(*first).read_run(&blocks)?),
+                Some(first) => states.extend(self.part(*first).read_run(&blocks, Asked::AtOnce)?),
                 // A range that is no block follows none.
                 None => states.push(self.read(run[0].clone())?),
             }
         }
         Ok(states)
+    }
+
+    /// Returns the ranges by runs: in each, whole blocks that lie one behind the other in their part, or one range alone.
+    pub(super) fn runs<'a>(&self, ranges: &'a [Range<usize>]) -> impl Iterator<Item = &'a [Range<usize>]> {
+        let servers = self.parts.len() as u32;
+        ranges.chunk_by(move |one, other| {
+            self.block_of(one).zip(self.block_of(other)).is_some_and(|(one, other)| other == one + servers)
+        })
     }
 
     /// Returns the block that has exactly these elements, if there is one.
@@ -245,7 +249,13 @@ impl Checkpoint {
         Some(block).filter(|block| !range.is_empty() && self.layout().range(*block) == *range)
     }
 
-    fn part_of(&self, block: u32) -> &Part {
+    /// Returns the server whose part has the first of these elements.
+    #[must_use]
+    pub fn part_with(&self, range: &Range<usize>) -> u32 {
+        self.layout().owner((range.start / self.layout().block_elements()) as u32)
+    }
+
+    fn part(&self, block: u32) -> &Part {
         &self.parts[self.layout().owner(block) as usize]
     }
 
@@ -323,6 +333,15 @@ fn read_manifest(disk: &Disk, file: &Path) -> Result<Manifest, Damage> {
     Ok(manifest)
 }
 
+/// How a caller asks for blocks.
+#[derive(Clone, Copy)]
+enum Asked {
+    /// One after the other, so that a disk whose requests take long may ask for the next one ahead of its time.
+    InTurn,
+    /// Several at the same time.
+    AtOnce,
+}
+
 /// One server's file.
 #[derive(Debug)]
 struct Part {
@@ -364,11 +383,11 @@ impl Part {
     }
 
     fn read(&self, block: u32) -> Result<BlockState, Damage> {
-        Ok(self.read_run(&[block])?.remove(0))
+        Ok(self.read_run(&[block], Asked::InTurn)?.remove(0))
     }
 
     /// Reads blocks that lie one behind the other in the part: of each column all of them at once.
-    fn read_run(&self, run: &[u32]) -> Result<Vec<BlockState>, Damage> {
+    fn read_run(&self, run: &[u32], asked: Asked) -> Result<Vec<BlockState>, Damage> {
         let (blocks, trainers) = (self.plan.blocks().len(), self.description.trainers as usize);
         let first = self.plan.blocks().binary_search(&run[0]).expect("the part's server owns the block");
         let tables = |position: usize| BlockState {
@@ -379,7 +398,7 @@ impl Part {
         };
         let mut states: Vec<BlockState> = (first..first + run.len()).map(tables).collect();
         for column in 0..self.plan.columns() as usize {
-            for (state, numbers) in states.iter_mut().zip(self.read_column(column, first, run)?) {
+            for (state, numbers) in states.iter_mut().zip(self.read_column(column, first, run, asked)?) {
                 match column {
                     0 => state.values = numbers,
                     _ if column > self.description.slots => state.previous = numbers,
@@ -391,13 +410,16 @@ impl Part {
     }
 
     /// Reads a column of blocks into the vectors that the blocks keep, without a copy.
-    fn read_column(&self, column: usize, first: usize, run: &[u32]) -> Result<Vec<Vec<f32>>, Damage> {
+    fn read_column(&self, column: usize, first: usize, run: &[u32], asked: Asked) -> Result<Vec<Vec<f32>>, Damage> {
         let layout = self.plan.layout();
         let mut read: Vec<Vec<f32>> = run.iter().map(|block| vec![0.0; layout.range(*block).len()]).collect();
         let mut bytes: Vec<&mut [u8]> = read.iter_mut().map(|numbers| bytemuck::cast_slice_mut(numbers)).collect();
-        self.file
-            .read_all_at(&mut bytes, self.plan.data_at(first, column))
-            .map_err(|source| Damage::Read { file: self.path.clone(), source })?;
+        let offset = self.plan.data_at(first, column);
+        let filled = match (asked, &mut bytes[..]) {
+            (Asked::InTurn, [one]) => self.file.read_at(one, offset),
+            (_, all) => self.file.read_all_at(all, offset),
+        };
+        filled.map_err(|source| Damage::Read { file: self.path.clone(), source })?;
         for ((position, block), bytes) in (first..).zip(run).zip(&bytes) {
             if crc32fast::hash(bytes) != self.checksums[position * self.plan.columns() as usize + column] {
                 let what = match column {

@@ -135,6 +135,24 @@ fn what_was_written_is_read_whatever_the_number_of_servers() {
 }
 
 #[test]
+fn other_servers_read_few_runs_where_their_blocks_lie_together() {
+    // Eight blocks.
+    const ELEMENTS: u64 = 8 * crate::layout::BLOCK_ELEMENTS as u64;
+    for (servers, readers, want) in [(4, 4, 1), (4, 2, 2), (4, 1, 4), (3, 1, 3), (1, 2, 4)] {
+        let folder = folder();
+        write_checkpoint(folder.path(), ELEMENTS, servers, 0);
+        let checkpoint = Checkpoint::open(folder.path()).expect("opens");
+        let layout = Layout::new(&checkpoint.description().tensors, readers).expect("lays out");
+        let mut ranges: Vec<_> = layout.owned_by(0).map(|block| layout.range(block)).collect();
+        ranges.sort_by_key(|range| checkpoint.part_with(range));
+        assert_eq!(checkpoint.runs(&ranges).count(), want, "{servers} to {readers}");
+        let found = checkpoint.read_all(&ranges).expect("reads");
+        let wanted: Vec<_> = ranges.into_iter().map(|range| state(range, 0)).collect();
+        assert!(found == wanted, "{servers} to {readers}");
+    }
+}
+
+#[test]
 fn trainers_that_a_job_has_no_longer_do_not_count_as_concluded() {
     let folder = folder();
     write_checkpoint(folder.path(), 12, 1, 0);

@@ -28,9 +28,7 @@ pub struct Link {
     pub epoch: u64,
     /// The leader whose updates the blocks had when this trainer joined, as in [`Leader`].
     leader_term: u64,
-    /// Payloads stay in memory that this server has mapped.
-    pub shares_memory: bool,
-    /// The token of that memory; 0 for none.
+    /// The token of memory that this server has mapped, in which payloads stay; 0 for none.
     shared_memory_token: u64,
     /// Blocks that may be on their way, where payloads travel.
     pub window: usize,
@@ -117,20 +115,22 @@ impl Link {
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
         let proto::JoinReply { next_step, epoch, trainer_momentum, leader_term, .. } = reply;
         config.voting.follow(server, Leader { term: leader_term, epoch });
-        let shares_memory = token != 0;
-        let shared_memory_token = token;
         Ok(Self {
             next_step,
             epoch,
             leader_term,
-            shares_memory,
-            shared_memory_token,
+            shared_memory_token: token,
             window,
             host,
             width,
             trainer_momentum,
             lanes,
         })
+    }
+
+    /// Returns whether payloads stay in memory that this server has mapped.
+    pub fn shares_memory(&self) -> bool {
+        self.shared_memory_token != 0
     }
 
     /// Takes the place of the streams that `mended` has anew.

@@ -88,3 +88,30 @@ impl Drop for Buffer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_buffer_serves_again_unless_it_is_too_short() {
+        let buffers = Buffers::default();
+        let filled = |length: usize| {
+            let mut buffer = buffers.take(length);
+            buffer.bytes_mut().fill(7);
+            buffer
+        };
+        drop(filled(2 * SMALLEST));
+        // What is left from before shows which memory it is.
+        let again = buffers.take(SMALLEST);
+        assert_eq!((again.as_ref().len(), again.as_ref()[0]), (SMALLEST, 7), "a long one serves for less");
+        drop(again);
+        let longer = buffers.take(3 * SMALLEST);
+        assert_eq!((longer.as_ref().len(), longer.as_ref().iter().max()), (3 * SMALLEST, Some(&0)), "a new one");
+        assert!(buffers.lock().is_empty(), "the short one is kept no longer");
+        drop(longer);
+        assert_eq!(buffers.take(3 * SMALLEST).freeze().len(), 3 * SMALLEST);
+        drop(filled(SMALLEST - 1));
+        assert_eq!(buffers.lock().len(), 1, "short ones are not kept");
+    }
+}

@@ -83,7 +83,7 @@ impl AsyncSession {
         };
         let link = Link::open(&opening).await?;
         // Where a server passes gradients on to another one, they travel in any case.
-        let travels = !link.shares_memory || self.config.replication_factor > 1;
+        let travels = !link.shares_memory() || self.config.replication_factor > 1;
         let window = if travels { link.window } else { usize::MAX };
         let opened = Opened { width: link.width, lanes: link.lanes().collect(), generation: self.generation, window };
         self.exchange.opened(server, &opened);

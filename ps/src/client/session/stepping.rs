@@ -107,7 +107,7 @@ impl AsyncSession {
                     let message = Some(Message::JoinRound(proto::JoinRound { block, step }));
                     frame::message(&proto::ExchangeRequest { message })
                 }
-                Purpose::Step if link.shares_memory => Coder::notice(step, block, version),
+                Purpose::Step if link.shares_memory() => Coder::notice(step, block, version),
                 Purpose::Step => {
                     self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
                 }
@@ -213,7 +213,7 @@ impl AsyncSession {
     pub(super) fn take(&mut self, block: &proto::ParameterBlock) -> Result<(), ClientError> {
         let range = self.layout.range(block.block);
         let owner = self.layout.owner(block.block) as usize;
-        let shared = block.payload.is_empty() && self.links[owner].shares_memory;
+        let shared = block.payload.is_empty() && self.links[owner].shares_memory();
         let values = &mut self.memory.parameters_mut()[range.clone()];
         let decode = |codec: Codec| codec.decode(&block.payload, values).is_ok();
         if range.is_empty() || !(shared || codec_number::from_number(block.codec).is_some_and(decode)) {

@@ -1,5 +1,4 @@
-//! Returns free memory to the system. The C library keeps what was freed: a server with 1 GB of parameters stayed at 1.3 to 2.9 GB
-//! after a checkpoint, and has 1.04 GB with this (docs/performance.md has the command). The operator has its own in `trim.rs`.
+//! Returns free memory to the system: the C library keeps what was freed, so that a process stays as large as at its peak.
 
 /// Returns the memory that this process has freed to the system. A GB takes some 60 ms, in which threads that allocate may wait.
 #[cfg(target_env = "gnu")]
