@@ -35,6 +35,18 @@ pub struct ReplicaResult {
     /// Server 0 only: the file of the trained model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// Server only: the bytes of the connections that it has accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
+}
+
+/// The bytes that connections have carried, with all headers. Payloads in shared memory are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// To the server.
+    pub received: u64,
+    /// From the server.
+    pub sent: u64,
 }
 
 /// A checkpoint that is complete.
@@ -99,6 +111,7 @@ mod tests {
                 unix_seconds: 1_763_740_800,
             }),
             model: Some("/checkpoints/model.safetensors".into()),
+            traffic: Some(Traffic { received: 1 << 40, sent: 7 }),
         };
         assert_eq!(ReplicaResult::parse(&result.to_json()), Some(result.clone()));
         assert_eq!([0, 1, 7, 8].map(|trainer| result.left_as(trainer)), [Some(0), Some(3), Some(0), None]);

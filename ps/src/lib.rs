@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod client;
 pub mod clock;
 pub mod consistency;
+mod counted_stream;
 mod election_term;
 mod gradient;
 pub mod layout;

@@ -16,7 +16,7 @@ mod rl;
 mod scaling;
 mod snapshot;
 mod store;
-mod together;
+pub(crate) mod together;
 mod trainers;
 mod waiting;
 mod wire;

@@ -1,6 +1,9 @@
 //! The experiments, each of a few sections of a page, each of a few ways to train.
 
+use std::collections::BTreeSet;
+
 use clap::ValueEnum;
+use psjobs::BadInput;
 use psjobs::setting::Setting;
 use psjobs_api::crd::ParameterServerJob;
 use serde_json::{Value, json};
@@ -119,6 +122,11 @@ impl Experiment {
         if self == Self::Local { PERPLEXITY } else { ACCURACY }
     }
 
+    /// Returns the way that the others are compared with, where that is the claim of a paper.
+    pub fn baseline(self) -> Option<&'static str> {
+        (self == Self::Local).then_some("Sync")
+    }
+
     /// Returns whether the ways are measured over a slow link, too.
     pub fn has_link(self) -> bool {
         matches!(self, Self::Codecs | Self::Local)
@@ -136,6 +144,23 @@ impl Experiment {
             Self::Local => vec![local(extent)],
         }
     }
+}
+
+/// Leaves the ways of these names only; all if there are no names.
+pub fn only(mut sections: Vec<Section>, names: &[String]) -> anyhow::Result<Vec<Section>> {
+    if names.is_empty() {
+        return Ok(sections);
+    }
+    let all: BTreeSet<&str> = sections.iter().flat_map(|section| &section.ways).map(|way| way.name).collect();
+    if let Some(unknown) = names.iter().find(|name| !all.contains(name.as_str())) {
+        let known: Vec<_> = all.iter().map(|name| format!("{name:?}")).collect();
+        return Err(BadInput::new(format!("there is no way {unknown:?}; --way takes {}", known.join(", "))).into());
+    }
+    for section in &mut sections {
+        section.ways.retain(|way| names.iter().any(|name| name == way.name));
+    }
+    sections.retain(|section| !section.ways.is_empty());
+    Ok(sections)
 }
 
 impl Way {
@@ -271,7 +296,7 @@ fn local(extent: &Extent) -> Section {
         title: "Local steps",
         note: format!(
             "{} trainers and one server, Adam at .001. With local steps each trainer has an Adam of its own, and the server moves \
-             along the mean of what they have changed after 10 or 50 steps.",
+             along the mean of what they have changed after 10 or 50 steps. All over TCP.",
             extent.trainers
         ),
         ways: vec![
@@ -282,7 +307,8 @@ fn local(extent: &Extent) -> Section {
             way("50, Async", "Async", json!({"steps": 50})),
         ],
         slow: None,
-        tcp: false,
+        // Bytes are counted, so that they must travel.
+        tcp: true,
     }
 }
 
@@ -318,8 +344,6 @@ pub fn job(sections: &[Section], run: &Run, extent: &Extent) -> anyhow::Result<P
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn extent() -> Extent {
@@ -341,6 +365,21 @@ mod tests {
             let distinct: BTreeSet<_> = runs.iter().copied().collect();
             assert_eq!((runs.len(), distinct.len()), (want, want));
         }
+    }
+
+    #[test]
+    fn ways_are_chosen_by_name_and_an_unknown_name_is_refused() {
+        let names = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        for (experiment, chosen, want) in [
+            (Experiment::Local, "50 steps,Sync", vec![vec!["Sync", "50 steps"]]),
+            (Experiment::Modes, "Async", vec![vec!["Async"], vec!["Async"]]),
+        ] {
+            let sections = only(experiment.sections(&extent()), &names(chosen)).expect("they are there");
+            let found: Vec<Vec<_>> = sections.iter().map(|of| of.ways.iter().map(|way| way.name).collect()).collect();
+            assert_eq!(found, want);
+        }
+        let error = only(Experiment::Local.sections(&extent()), &names("Sync,5 steps")).expect_err("no such way");
+        assert!(error.to_string().contains("\"5 steps\"") && error.to_string().contains("\"50 steps\""), "{error}");
     }
 
     #[test]
@@ -368,7 +407,7 @@ mod tests {
                 let serve =
                     &job.spec.ps.template.as_ref().and_then(|t| t.spec.as_ref()).expect("a spec").containers[0].args;
                 let travels = serve.iter().flatten().any(|arg| arg == "--no-shared-memory");
-                assert_eq!(travels, experiment == Experiment::Codecs, "{serve:?}");
+                assert_eq!(travels, experiment.has_link(), "{serve:?}");
                 let args = &job.spec.trainer.template.spec.expect("a spec").containers[0].args;
                 let slow = experiment == Experiment::Modes && run.section == 1;
                 assert_eq!(args.iter().flatten().any(|arg| arg == "3:3"), slow, "{args:?}");

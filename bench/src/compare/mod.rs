@@ -1,11 +1,13 @@
 //! `psjobs compare`: the same training in several ways, as one page with plots. [`grid`] says what runs, [`record`]
-//! what is kept of a run, [`link`] is a slow network, [`page`] and [`plot`] draw it all.
+//! what is kept of a run, [`against`] compares with a baseline, [`link`] is a slow network, [`page`], [`sheet`] and [`plot`] draw it all.
 
+mod against;
 mod grid;
 pub(crate) mod link;
 mod page;
 mod plot;
 mod record;
+mod sheet;
 
 use std::fs;
 use std::io::Write as _;
@@ -20,6 +22,7 @@ use serde::Serialize;
 use crate::job::worker;
 use grid::{Experiment, Extent, Section};
 use link::{Carried, Link};
+use psjobs::BadInput;
 use psjobs::run::{self, Options, Progress, Wish};
 use psjobs::setting::Setting;
 use record::Record;
@@ -36,6 +39,12 @@ pub struct CompareArgs {
     /// File to write [default: compare-EXPERIMENT.html]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// For local and trainers: file for the plots on top of the page as one picture, an SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Only this way, by its name on the page, as in --way "50 steps"; may be repeated
+    #[arg(long = "way", value_name = "NAME")]
+    ways: Vec<String>,
     /// Runs of each way, with seeds 1, 2, ... [default: 3; trainers and local: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     seeds: Option<u32>,
@@ -71,13 +80,18 @@ pub struct CompareArgs {
 
 impl CompareArgs {
     pub fn run(self) -> anyhow::Result<u8> {
+        let extent = self.extent();
+        let sections = grid::only(self.experiment.sections(&extent), &self.ways)?;
+        if self.svg.is_some() && sheet::panels(self.experiment, &sections, &[]).is_empty() {
+            return Err(BadInput::new("--svg is for local and trainers; the other pages have no plot on top").into());
+        }
         let worker = worker(self.worker.as_deref())?;
         let name = self.experiment.to_possible_value().expect("every experiment has a name");
         let output = self.output.clone().unwrap_or_else(|| format!("compare-{}.html", name.get_name()).into());
         // Found out now rather than after all runs.
-        fs::write(&output, "").with_context(|| format!("cannot write {}", output.display()))?;
-        let extent = self.extent();
-        let sections = self.experiment.sections(&extent);
+        for file in self.svg.iter().chain([&output]) {
+            fs::write(file, "").with_context(|| format!("cannot write {}", file.display()))?;
+        }
         let seeds = if matches!(self.experiment, Experiment::Trainers | Experiment::Local) { 1 } else { 3 };
         let runs = grid::runs(&sections, self.seeds.unwrap_or(seeds));
         let carried = self.carried(&sections, &extent, &worker)?;
@@ -92,8 +106,18 @@ impl CompareArgs {
             records.push(record);
         }
         let page = page::page(self.experiment, &sections, &records, &carried, &extent);
-        fs::write(&output, page).with_context(|| format!("cannot write {}", output.display()))?;
-        eprintln!("wrote {}", output.display());
+        let picture = sheet::sheet(&sheet::panels(self.experiment, &sections, &records));
+        for (file, text) in self.svg.iter().map(|file| (file, &picture)).chain([(&output, &page)]) {
+            fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+            eprintln!("wrote {}", file.display());
+        }
+        if let Some(baseline) = self.experiment.baseline() {
+            let rows = against::against(baseline, &records);
+            match self.json {
+                true => rows.iter().try_for_each(|row| self.print(row))?,
+                false => _ = write!(std::io::stdout(), "{}", against::table(&rows, self.experiment.metric().name)),
+            }
+        }
         Ok(0)
     }
 

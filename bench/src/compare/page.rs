@@ -4,12 +4,11 @@ use std::fmt::Write as _;
 
 use super::grid::{Experiment, Extent, Metric, Section};
 use super::link::Carried;
-use super::plot::{Axis, Series, bars, columns, lines};
-use super::record::Record;
+use super::plot::{Axis, COLORS, Series, bars, columns, lines};
+use super::record::{Record, mean};
+use super::sheet::{Panel, panels};
 
-const STYLE: &str = include_str!("page.css");
-/// Colours of Okabe and Ito, which people with any sight can distinguish.
-const COLORS: [&str; 6] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"];
+const STYLE: &str = concat!(include_str!("page.css"), include_str!("plot.css"));
 /// Upper ends of the staleness buckets that are drawn; the rest is one.
 const STALENESS: [&str; 9] = ["0", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "more"];
 
@@ -54,10 +53,18 @@ pub fn page(
          <p>Each way trains {net} {times} for {passes} in all. The {} is seen by the first trainer about {often}.</p>",
         metric.title
     );
+    for Panel { caption, svg, keys } in panels(experiment, sections, records) {
+        html += &legend(keys.into_iter());
+        figure(&mut html, &caption, &svg);
+    }
     for (number, section) in sections.iter().enumerate() {
         let drawn = Drawn { section, records: records.iter().filter(|record| record.run.section == number).collect() };
         let Section { title, note, .. } = section;
-        let _ = write!(html, "<h2>{title}</h2><p>{note}</p>{}<div class=plots>", legend(&drawn));
+        let _ = write!(
+            html,
+            "<h2>{title}</h2><p>{note}</p>{}<div class=plots>",
+            legend(drawn.ways().map(|(name, color, _)| (name, color)))
+        );
         let caption = format!("The {} over time; thin lines are single runs", metric.title);
         figure(&mut html, &caption, &metric_over_time(&drawn, metric));
         figure(&mut html, "Throughput", &by_way(&drawn, "examples/s", None, |record| record.examples_per_second));
@@ -80,15 +87,9 @@ fn figure(html: &mut String, caption: &str, svg: &str) {
     let _ = write!(html, "<figure><figcaption>{caption}</figcaption>{svg}</figure>");
 }
 
-fn legend(drawn: &Drawn) -> String {
-    let keys = drawn.ways().map(|(name, color, _)| format!("<li><i style='background:{color}'></i>{name}</li>"));
+fn legend<'a>(keys: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let keys = keys.map(|(name, color)| format!("<li><i style='background:{color}'></i>{name}</li>"));
     format!("<ul class=legend>{}</ul>", keys.collect::<String>())
-}
-
-/// `None` of nothing.
-fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let (sum, count) = values.into_iter().fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
-    (count > 0).then(|| sum / f64::from(count))
 }
 
 /// The metric at `seconds`, on the straight line between two evaluations.
@@ -128,8 +129,13 @@ fn metric_over_time(drawn: &Drawn, metric: Metric) -> String {
     single.extend(means);
     // In steps of a fiftieth of what is usual.
     let step = one.max(other) / 50.0;
-    let y = Axis { title: metric.title, from: (lowest / step).floor() * step, to: (highest / step).ceil() * step };
-    lines(&Axis { title: "seconds", from: 0.0, to: last }, &y, &single)
+    let y = Axis {
+        title: metric.title,
+        from: (lowest / step).floor() * step,
+        to: (highest / step).ceil() * step,
+        log: false,
+    };
+    lines(&Axis { title: "seconds", from: 0.0, to: last, log: false }, &y, &single)
 }
 
 /// One column for each way, the mean of its runs.
@@ -138,7 +144,7 @@ fn by_way(drawn: &Drawn, title: &str, most: Option<f64>, figure: impl Fn(&Record
         drawn.ways().filter_map(|(name, color, runs)| Some((name, color, mean(runs.into_iter().filter_map(&figure))?)));
     let means: Vec<_> = means.collect();
     let highest = means.iter().map(|(.., value)| *value).fold(1e-9, f64::max);
-    columns(&means, &Axis { title, from: 0.0, to: most.unwrap_or(highest * 1.1) })
+    columns(&means, &Axis { title, from: 0.0, to: most.unwrap_or(highest * 1.1), log: false })
 }
 
 fn staleness(drawn: &Drawn) -> String {
@@ -156,7 +162,11 @@ fn staleness(drawn: &Drawn) -> String {
             series.push(Series { name, color, points, faint: false });
         }
     }
-    bars(&STALENESS, &Axis { title: "% of updates", from: 0.0, to: (highest * 1.1).clamp(10.0, 100.0) }, &series)
+    bars(
+        &STALENESS,
+        &Axis { title: "% of updates", from: 0.0, to: (highest * 1.1).clamp(10.0, 100.0), log: false },
+        &series,
+    )
 }
 
 fn table(drawn: &Drawn, metric: Metric) -> String {
@@ -205,7 +215,7 @@ fn over_link(drawn: &Drawn, carried: &[Carried]) -> String {
         let values: Vec<_> =
             drawn.ways().filter_map(|(name, color, _)| Some((name, color, figure(of(name)?)))).collect();
         let highest = values.iter().map(|(.., value)| *value).fold(1e-9, f64::max);
-        columns(&values, &Axis { title, from: 0.0, to: highest * 1.1 })
+        columns(&values, &Axis { title, from: 0.0, to: highest * 1.1, log: false })
     };
     let mut html = "<div class=plots>".to_owned();
     figure(
@@ -278,7 +288,9 @@ mod tests {
             for way in sections.iter().flat_map(|section| &section.ways) {
                 assert!(html.contains(way.name), "{}", way.name);
             }
-            assert_eq!(html.matches("<svg").count(), sections.len() * 4 + if carried.is_empty() { 0 } else { 2 });
+            let in_short = panels(experiment, &sections, &records).len();
+            let over_link = if carried.is_empty() { 0 } else { 2 };
+            assert_eq!(html.matches("<svg").count(), in_short + sections.len() * 4 + over_link);
             assert_eq!(html.matches("1500.0<td>").count(), carried.len(), "kB a step");
             assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
             assert!(html.contains("2 of 2 failed"), "{html}");

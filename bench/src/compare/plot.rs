@@ -16,10 +16,27 @@ pub struct Axis<'a> {
     pub title: &'a str,
     pub from: f64,
     pub to: f64,
+    /// Equal distances are equal factors; `from` is above 0 then.
+    pub log: bool,
 }
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 330.0;
+impl Axis<'_> {
+    /// Returns where a value lies, from 0 to 1.
+    fn share(&self, value: f64) -> f64 {
+        let place = |value: f64| if self.log { value.ln() } else { value };
+        (place(value) - place(self.from)) / (place(self.to) - place(self.from))
+    }
+
+    /// Returns the numbers that are written at it.
+    fn ticks(&self) -> Vec<f64> {
+        if self.log { powers(self.from, self.to) } else { ticks(self.from, self.to) }
+    }
+}
+
+/// Colours of Okabe and Ito, which people with any sight can distinguish.
+pub const COLORS: [&str; 6] = ["#0072b2", "#56b4e9", "#009e73", "#d55e00", "#cc79a7", "#e69f00"];
+pub const WIDTH: f64 = 640.0;
+pub const HEIGHT: f64 = 330.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
@@ -28,7 +45,7 @@ const BOTTOM: f64 = 46.0;
 /// Curves over a common axis.
 pub fn lines(x: &Axis, y: &Axis, series: &[Series]) -> String {
     let mut svg = frame(y);
-    for tick in ticks(x.from, x.to) {
+    for tick in x.ticks() {
         let at = place_x(x, tick);
         let below = HEIGHT - BOTTOM;
         let _ = write!(svg, r#"<line x1="{at:.1}" y1="{below}" x2="{at:.1}" y2="{:.1}" class="axis"/>"#, below + 4.0);
@@ -97,7 +114,7 @@ pub fn columns(values: &[(&str, &str, f64)], y: &Axis) -> String {
 fn frame(y: &Axis) -> String {
     let mut svg = format!(r#"<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">"#);
     let right = WIDTH - RIGHT;
-    for tick in ticks(y.from, y.to) {
+    for tick in y.ticks() {
         let at = place_y(y, tick);
         let _ = write!(svg, r#"<line x1="{LEFT}" y1="{at:.1}" x2="{right}" y2="{at:.1}" class="grid"/>"#);
         let _ =
@@ -109,13 +126,12 @@ fn frame(y: &Axis) -> String {
 }
 
 fn place_x(axis: &Axis, value: f64) -> f64 {
-    LEFT + (value - axis.from) / (axis.to - axis.from) * (WIDTH - LEFT - RIGHT)
+    LEFT + axis.share(value) * (WIDTH - LEFT - RIGHT)
 }
 
 /// Values off the axis lie on its ends.
 fn place_y(axis: &Axis, value: f64) -> f64 {
-    let share = ((value - axis.from) / (axis.to - axis.from)).clamp(0.0, 1.0);
-    HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+    HEIGHT - BOTTOM - axis.share(value).clamp(0.0, 1.0) * (HEIGHT - TOP - BOTTOM)
 }
 
 /// About six round numbers from `from` to `to`.
@@ -128,6 +144,12 @@ fn ticks(from: f64, to: f64) -> Vec<f64> {
     let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= rough).unwrap_or(rough);
     let first = (from / step - 1e-9).ceil() as i64;
     (first..).map(|n| n as f64 * step).take_while(|tick| *tick <= to + step * 1e-9).collect()
+}
+
+/// The powers of ten from `from` to `to`.
+fn powers(from: f64, to: f64) -> Vec<f64> {
+    let exponents = (from.log10() - 1e-9).ceil() as i32..=(to.log10() + 1e-9).floor() as i32;
+    exponents.map(|exponent| 10_f64.powi(exponent)).collect()
 }
 
 fn label(value: f64) -> String {
@@ -164,8 +186,20 @@ mod tests {
     }
 
     #[test]
+    fn equal_factors_are_equal_distances_on_a_logarithmic_axis() {
+        let axis = Axis { title: "MB", from: 10.0, to: 100_000.0, log: true };
+        assert_eq!(
+            axis.ticks().iter().map(|tick| label(*tick)).collect::<Vec<_>>(),
+            ["10", "100", "1000", "10000", "100000"]
+        );
+        for (value, want) in [(10.0, 0.0), (100.0, 0.25), (1000.0, 0.5), (100_000.0, 1.0)] {
+            assert!((axis.share(value) - want).abs() < 1e-9, "{value}");
+        }
+    }
+
+    #[test]
     fn a_curve_begins_and_ends_at_the_axes() {
-        let axis = |title| Axis { title, from: 0.0, to: 1.0 };
+        let axis = |title| Axis { title, from: 0.0, to: 1.0, log: false };
         let series =
             Series { name: "a", color: "red", points: vec![(0.0, 0.0), (1.0, 1.0), (f64::NAN, 1.0)], faint: false };
         let svg = lines(&axis("x"), &axis("y"), &[series]);

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use psjobs_api::Role;
+use psjobs_api::result::Traffic;
 use serde::Serialize;
 
 use super::lifecycle::{Ending, Failure, Outcome};
@@ -33,6 +34,9 @@ pub struct Summary {
     pub waiting_share: Option<f64>,
     /// The waiting share of each trainer, by index; null for one that left no result.
     pub waiting_shares: Vec<Option<f64>>,
+    /// The bytes of the connections to all servers; null unless each has counted them. Payloads in shared memory are not
+    /// among them.
+    pub traffic: Option<Traffic>,
     pub trainers: u32,
     pub servers: u32,
     pub restarts: u32,
@@ -101,6 +105,7 @@ impl Summary {
             total_seconds: total.as_secs_f64(),
             waiting_share: waiting.filter(|_| busy > 0.0).map(|waiting| waiting / busy),
             waiting_shares: (0..plan.trainers).map(|index| waiting_share(results, index)).collect(),
+            traffic: traffic(results, plan.servers),
             trainers: plan.trainers,
             servers: plan.servers,
             restarts,
@@ -115,6 +120,14 @@ impl Summary {
             },
         }
     }
+}
+
+fn traffic(results: &Results, servers: u32) -> Option<Traffic> {
+    let of_server = |index| results.get(&Replica { role: Role::Server, index })?.traffic;
+    (0..servers).map(of_server).try_fold(Traffic::default(), |sum, traffic| {
+        let traffic = traffic?;
+        Some(Traffic { received: sum.received + traffic.received, sent: sum.sent + traffic.sent })
+    })
 }
 
 fn waiting_share(results: &Results, index: u32) -> Option<f64> {

@@ -28,6 +28,7 @@ use super::service::servers_only::ServersOnly;
 use super::service::{metrics, recovery as recovery_service, replication as replication_service, sparse_tables};
 use super::state::ServerState;
 use super::task::{evaluation, liveness, recovery, replication, series, successor};
+use crate::counted_stream::{Counted, Counter};
 use crate::owner_tasks::Owned;
 use crate::{network, open_files, proto, wire};
 use proto::coordination_server::CoordinationServer;
@@ -56,8 +57,12 @@ pub async fn run(
     let failures = Arc::<AtomicU64>::default();
     let accepted = TcpListenerStream::new(listener)
         .then(move |accepted| open_files::pause_without_files(accepted, failures.clone()));
-    let incoming = accepted.map(|stream| stream.inspect(network::prepare));
-    run_on(incoming, config, shutdown).await
+    let counter = Arc::<Counter>::default();
+    let counted = counter.clone();
+    let incoming = accepted
+        .map(move |stream| stream.inspect(network::prepare).map(|stream| Counted::new(stream, counted.clone())));
+    let result = run_on(incoming, config, shutdown).await?;
+    Ok(ReplicaResult { traffic: Some(counter.traffic()), ..result })
 }
 
 /// As [`run`], on connections from wherever they come.
