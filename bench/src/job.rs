@@ -77,6 +77,7 @@ pub fn run(job: &ParameterServerJob, worker: &Path) -> anyhow::Result<Summary> {
 /// A job, and one process that does the same alone.
 pub struct Pair {
     pub job: ParameterServerJob,
+    trainers: u32,
     alone: Vec<String>,
 }
 
@@ -86,20 +87,44 @@ impl Pair {
         let args: Vec<&str> = train.split_whitespace().collect();
         let mut alone: Vec<String> = args.iter().chain(&["--local"]).map(|arg| (*arg).to_owned()).collect();
         alone.extend(flags(&training["optimizer"]));
-        Ok(Self { job: job(name, training, trainers, &args)?, alone })
+        Ok(Self { job: job(name, training, trainers, &args)?, trainers, alone })
     }
 
     /// Steps/s of all trainers of the job, and of the process alone, which alternate: of each, one a run.
     pub fn measure(&self, worker: &Path, runs: u32) -> anyhow::Result<[Vec<f64>; 2]> {
-        let name = self.job.metadata.name.as_deref().unwrap_or_default();
-        let args: Vec<&str> = self.alone.iter().map(String::as_str).collect();
         let [mut together, mut by_itself] = [const { Vec::new() }; 2];
         for turn in 1..=runs {
-            say(&format!("{name}: run {turn} of {runs}"));
-            by_itself.push(alone(worker, &args)?);
-            together.push(run(&self.job, worker)?.steps_per_second.context("the trainers left no result")?);
+            self.say(turn, runs);
+            by_itself.push(self.loops(worker, 1)?);
+            together.push(self.together(worker)?);
         }
         Ok([together, by_itself])
+    }
+
+    /// As [`Pair::measure`], and last the steps/s of as many such processes at once as the job has trainers.
+    pub fn measure_with_loops(&self, worker: &Path, runs: u32) -> anyhow::Result<[Vec<f64>; 3]> {
+        let [mut together, mut by_itself, mut at_once] = [const { Vec::new() }; 3];
+        for turn in 1..=runs {
+            self.say(turn, runs);
+            by_itself.push(self.loops(worker, 1)?);
+            together.push(self.together(worker)?);
+            at_once.push(self.loops(worker, self.trainers)?);
+        }
+        Ok([together, by_itself, at_once])
+    }
+
+    fn say(&self, turn: u32, runs: u32) {
+        let name = self.job.metadata.name.as_deref().unwrap_or_default();
+        say(&format!("{name}: run {turn} of {runs}"));
+    }
+
+    fn together(&self, worker: &Path) -> anyhow::Result<f64> {
+        run(&self.job, worker)?.steps_per_second.context("the trainers left no result")
+    }
+
+    fn loops(&self, worker: &Path, count: u32) -> anyhow::Result<f64> {
+        let args: Vec<&str> = self.alone.iter().map(String::as_str).collect();
+        loops_at_once(worker, &args, count)
     }
 }
 
@@ -124,9 +149,18 @@ fn kebab(field: &str) -> String {
     })
 }
 
-/// Steps/s of MNIST's convolutional net in one process and one thread, with its own optimizer.
-pub fn mnist_alone(worker: &Path, steps: u32) -> anyhow::Result<f64> {
-    alone(worker, &["train", "mnist", "--local", "--threads", "1", "--max-steps", &steps.to_string()])
+/// Steps/s of `count` processes at once that train MNIST's convolutional net, each in one thread with its own optimizer.
+pub fn mnist_loops(worker: &Path, steps: u32, count: u32) -> anyhow::Result<f64> {
+    let steps = steps.to_string();
+    loops_at_once(worker, &["train", "mnist", "--local", "--threads", "1", "--max-steps", &steps], count)
+}
+
+/// Steps/s of `count` processes together that train alone at the same time, each as `args` say.
+pub fn loops_at_once(worker: &Path, args: &[&str], count: u32) -> anyhow::Result<f64> {
+    std::thread::scope(|scope| {
+        let loops: Vec<_> = (0..count).map(|_| scope.spawn(|| alone(worker, args))).collect();
+        loops.into_iter().map(|running| running.join().expect("a loop does not panic")).sum()
+    })
 }
 
 /// Steps/s of one process that trains alone, as `args` say.

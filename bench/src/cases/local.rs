@@ -2,7 +2,7 @@
 //! over what as many processes read that train alone at the same time. On this machine, and over a slow link where network
 //! namespaces may be made.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use psjobs_api::Training;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::together::LM;
 use crate::compare::link::{self, Link};
-use crate::job::{self, alone, run};
+use crate::job::{self, run};
 use crate::report::{Case, LeftOut, Line, say};
 
 /// Tokens/s of two trainers of the language model that make steps alone, over two local loops at once
@@ -36,6 +36,8 @@ pub struct LocalArgs {
 const BENCH: &str = "local";
 const SLOW_LINK: &str = "over-a-slow-link";
 const TRAINERS: u32 = 2;
+/// Flags of a process that trains alone.
+const ALONE: [&str; 5] = ["--local", "--threads", "1", "--optimizer", "adam"];
 
 impl LocalArgs {
     pub fn measure(&self, runs: u32) -> anyhow::Result<Vec<Line>> {
@@ -44,6 +46,7 @@ impl LocalArgs {
         let args = format!("{} --max-steps {steps}", LM.train);
         let train: Vec<&str> = args.split_whitespace().collect();
         let here = job::job("bench-local", self.training(false), TRAINERS, &train)?;
+        let alone: Vec<&str> = train.iter().copied().chain(ALONE).collect();
         let link = match self.link_mbit {
             0 => Err("left out by --link-mbit 0".to_owned()),
             mbit => Link::make(mbit).map_err(|error| format!("{error:#}")),
@@ -54,7 +57,7 @@ impl LocalArgs {
         let [mut loops, mut on_machine, mut on_link] = [const { Vec::new() }; 3];
         for turn in 1..=runs {
             say(&format!("local: run {turn} of {runs}"));
-            loops.push(tokens(loops_at_once(&worker, &train)?));
+            loops.push(tokens(job::loops_at_once(&worker, &alone, TRAINERS)?));
             let summary = run(&here, &worker)?;
             on_machine.push(tokens(summary.steps_per_second.unwrap_or_default()));
             if let Ok(link) = &link {
@@ -79,13 +82,4 @@ impl LocalArgs {
         training["local"] = json!({"steps": self.local_steps, "overlap": overlap});
         training
     }
-}
-
-/// Steps/s of as many processes as the job has trainers, which train alone at the same time.
-fn loops_at_once(worker: &Path, train: &[&str]) -> anyhow::Result<f64> {
-    let args: Vec<&str> = train.iter().copied().chain(["--local", "--threads", "1", "--optimizer", "adam"]).collect();
-    std::thread::scope(|scope| {
-        let loops: Vec<_> = (0..TRAINERS).map(|_| scope.spawn(|| alone(worker, &args))).collect();
-        loops.into_iter().map(|running| running.join().expect("a loop does not panic")).sum()
-    })
 }

@@ -48,7 +48,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Steps/s of two trainers and one server, over twice one local loop's
+    /// Steps/s of two trainers and one server, and of two local loops at once, over twice one local loop's
     Mnist(TogetherArgs),
     /// Tokens/s of the language model, likewise
     Lm(TogetherArgs),

@@ -1,5 +1,6 @@
 //! Measures the cost of the parameter server: how much two trainers and a server get done on this machine, over twice
-//! what one process does that trains the same net alone, with its own optimizer. One thread each.
+//! what one process does that trains the same net alone, with its own optimizer. One thread each. Two such processes at
+//! once show what this machine has for two: they share caches and memory bandwidth, but have no server.
 
 use std::path::PathBuf;
 
@@ -58,8 +59,9 @@ impl TogetherArgs {
         let worker = job::worker(self.worker.as_deref())?;
         let train = format!("{train} --max-steps {}", self.steps.unwrap_or(steps));
         let pair = job::Pair::new(&format!("bench-{name}"), training(), 2, &train)?;
-        let [together, alone] = pair.measure(&worker, runs)?;
+        let [together, alone, at_once] = pair.measure_with_loops(&worker, runs)?;
         let units = |rates: &[f64], times: f64| rates.iter().map(|rate| times * per_step * rate).collect::<Vec<_>>();
-        Ok(vec![Case::new(name, "2-trainers-1-server", unit, &units(&together, 1.0), &units(&alone, 2.0))])
+        let case = |case, rates: &[f64]| Case::new(name, case, unit, &units(rates, 1.0), &units(&alone, 2.0));
+        Ok(vec![case("2-trainers-1-server", &together), case("2-loops-at-once", &at_once)])
     }
 }
