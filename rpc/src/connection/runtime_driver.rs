@@ -11,7 +11,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
 /// The thread takes over when no caller has waited for this long: callers that follow one another closely
-/// need not ask it to step back each time. Frames that arrive meanwhile are late by as much.
+/// need not ask it to step back each time. Frames that arrive meanwhile are late by as much. A caller that waits for
+/// longer wakes the thread when it has its answer; the others need not.
 const GRACE: Duration = Duration::from_millis(1);
 
 /// A runtime for one [`Endpoint`](crate::Endpoint). Dropping it ends it; drop it on an ordinary thread.
@@ -34,17 +35,34 @@ pub(crate) struct Inner {
 struct State {
     /// Number of callers that wait for an answer.
     waiting: usize,
-    /// When the last one had its answer.
-    last: Instant,
+    /// When the last one had its answer, or the first one of those that wait began to.
+    since: Instant,
     /// True while the background thread polls the runtime.
     alone: bool,
+    /// True while the background thread sleeps until a caller wakes it.
+    awaits_caller: bool,
     ended: bool,
 }
 
+/// The next thing that the background thread does.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    /// It polls the runtime.
+    Drive,
+    /// It sleeps for this long.
+    Sleep(Duration),
+    /// It sleeps until the last caller has its answer.
+    AwaitCaller,
+}
+
 impl State {
-    /// Returns true if the background thread should poll the runtime.
-    fn is_thread_due(&self, now: Instant) -> bool {
-        self.waiting == 0 && now.saturating_duration_since(self.last) >= GRACE
+    fn turn(&self, now: Instant) -> Turn {
+        let left = GRACE.saturating_sub(now.saturating_duration_since(self.since));
+        match self.waiting {
+            _ if !left.is_zero() => Turn::Sleep(left),
+            0 => Turn::Drive,
+            _ => Turn::AwaitCaller,
+        }
     }
 }
 
@@ -55,7 +73,8 @@ impl Driver {
     /// If the system has no thread left.
     pub fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let state = State { waiting: 0, last: Instant::now(), alone: false, ended: false };
+        let since = Instant::now();
+        let state = State { waiting: 0, since, alone: false, awaits_caller: false, ended: false };
         let inner = Inner { runtime, state: Mutex::new(state), changed: Condvar::new(), step_back: Notify::new() };
         let inner = Arc::new(inner);
         let idle = Arc::clone(&inner);
@@ -107,6 +126,9 @@ impl Inner {
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         {
             let mut state = self.state.lock();
+            if state.waiting == 0 {
+                state.since = Instant::now();
+            }
             state.waiting += 1;
             if state.alone {
                 self.step_back.notify_one();
@@ -115,18 +137,33 @@ impl Inner {
         let result = self.runtime.block_on(future);
         let mut state = self.state.lock();
         state.waiting -= 1;
-        state.last = Instant::now();
+        if state.waiting == 0 {
+            state.since = Instant::now();
+            if state.awaits_caller {
+                self.changed.notify_all();
+            }
+        }
         result
     }
 
     fn idle(&self) {
         loop {
             let mut state = self.state.lock();
-            while !state.ended && !state.is_thread_due(Instant::now()) {
-                self.changed.wait_for(&mut state, GRACE);
-            }
-            if state.ended {
-                return;
+            loop {
+                if state.ended {
+                    return;
+                }
+                match state.turn(Instant::now()) {
+                    Turn::Drive => break,
+                    Turn::Sleep(left) => {
+                        self.changed.wait_for(&mut state, left);
+                    }
+                    Turn::AwaitCaller => {
+                        state.awaits_caller = true;
+                        self.changed.wait(&mut state);
+                        state.awaits_caller = false;
+                    }
+                }
             }
             state.alone = true;
             drop(state);
@@ -143,15 +180,36 @@ mod tests {
     #[test]
     fn the_thread_waits_for_callers_and_a_while_after_them() {
         let start = Instant::now();
-        let state = |waiting, last| State { waiting, last, alone: false, ended: false };
+        let state = |waiting, since| State { waiting, since, alone: false, awaits_caller: false, ended: false };
         let rows = [
-            ("somebody waits", state(1, start), start + 5 * GRACE, false),
-            ("just now", state(0, start), start + GRACE / 2, false),
-            ("a while ago", state(0, start), start + GRACE, true),
-            ("a caller was quicker than the clock", state(0, start + GRACE), start, false),
+            ("somebody waits since just now", state(1, start), start + GRACE / 2, Turn::Sleep(GRACE / 2)),
+            ("somebody waits", state(1, start), start + 5 * GRACE, Turn::AwaitCaller),
+            ("two wait", state(2, start), start + GRACE, Turn::AwaitCaller),
+            ("just now", state(0, start), start + GRACE / 4, Turn::Sleep(GRACE * 3 / 4)),
+            ("a while ago", state(0, start), start + GRACE, Turn::Drive),
+            ("a caller was quicker than the clock", state(0, start + GRACE), start, Turn::Sleep(GRACE)),
         ];
         for (label, state, now, want) in rows {
-            assert_eq!(state.is_thread_due(now), want, "{label}");
+            assert_eq!(state.turn(now), want, "{label}");
+        }
+    }
+
+    #[test]
+    fn a_caller_that_waited_long_wakes_the_thread() {
+        let driver = Driver::start().expect("a thread");
+        let inner = driver.inner();
+        for n in 0..3 {
+            inner.wait(async {
+                let asleep = async {
+                    while !inner.state.lock().awaits_caller {
+                        tokio::time::sleep(GRACE / 4).await;
+                    }
+                };
+                tokio::time::timeout(Duration::from_secs(10), asleep).await.expect("the thread sleeps meanwhile");
+            });
+            let (done, is_done) = std::sync::mpsc::channel();
+            driver.handle().spawn(async move { done.send(n).expect("the test listens") });
+            assert_eq!(is_done.recv_timeout(Duration::from_secs(10)), Ok(n));
         }
     }
 
