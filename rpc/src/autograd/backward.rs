@@ -12,17 +12,19 @@ use crate::objects::{ContextState, FromValues, Piece, RemoteCall, Tape, Target, 
 
 impl Tape {
     /// Takes `roots` (tensors and their gradients) backwards. Gradients of the local modules go to the
-    /// context; those of `inputs` are returned.
+    /// context; those of `inputs` are returned. If `is_last`, nothing goes backwards through this graph again.
     fn backward(
         &self,
         context: &Arc<ContextState>,
         roots: Vec<(Tensor, Tensor)>,
         inputs: &[Tensor],
+        is_last: bool,
     ) -> Result<Vec<Option<Tensor>>, RemoteError> {
         let parameters: Vec<_> = self.modules.iter().map(|&id| (id, context.leaves(id))).collect();
         let outputs = self.calls.iter().flat_map(|call| &call.outputs);
         let leaves = inputs.iter().chain(parameters.iter().flat_map(|(_, tensors)| tensors)).chain(outputs);
-        let mut gradients = Gradients::new(leaves);
+        // The gradient of each remote call is one more round, which may pass nodes of the rounds before.
+        let mut gradients = Gradients::new(leaves, !is_last || !self.calls.is_empty());
         gradients.add(&roots)?;
         let mut end = gradients.sums.len();
         for call in self.calls.iter().rev() {
@@ -61,7 +63,7 @@ impl Context {
         }
         let roots = losses.iter().map(|loss| (loss.shallow_clone(), loss.ones_like())).collect();
         let tape = std::mem::take(&mut *self.tape.lock());
-        let result = tape.backward(&self.state, roots, &[]);
+        let result = tape.backward(&self.state, roots, &[], false);
         *self.tape.lock() = tape;
         result.map(|_| ())
     }
@@ -84,7 +86,7 @@ impl ContextState {
         let (wanted, places): (Vec<_>, Vec<_>) =
             inputs.iter().enumerate().filter(|(_, t)| t.requires_grad()).map(|(i, t)| (t.shallow_clone(), i)).unzip();
         let mut values: Vec<_> = inputs.iter().map(|_| Value::Null).collect();
-        for (place, gradient) in places.into_iter().zip(tape.backward(self, roots, &wanted)?) {
+        for (place, gradient) in places.into_iter().zip(tape.backward(self, roots, &wanted, true)?) {
             values[place] = gradient.into();
         }
         Ok(values)
@@ -116,10 +118,13 @@ struct Gradients {
     /// Place in `sums` of each leaf: those that need no gradient have none.
     places: Vec<usize>,
     sums: Vec<Option<Tensor>>,
+    /// The graph stays as it is; otherwise each node frees what it has kept of the forward pass when it is done, and the
+    /// nodes after it use that memory.
+    keeps_graph: bool,
 }
 
 impl Gradients {
-    fn new<'a>(all: impl Iterator<Item = &'a Tensor>) -> Self {
+    fn new<'a>(all: impl Iterator<Item = &'a Tensor>, keeps_graph: bool) -> Self {
         let (mut leaves, mut places, mut sums) = (Vec::new(), Vec::new(), Vec::new());
         for (place, tensor) in all.enumerate() {
             sums.push(None);
@@ -128,7 +133,7 @@ impl Gradients {
                 places.push(place);
             }
         }
-        Self { leaves, places, sums }
+        Self { leaves, places, sums, keeps_graph }
     }
 
     /// Adds what `roots` contribute. The sum of output x gradient is a scalar whose derivative is exact,
@@ -145,8 +150,7 @@ impl Gradients {
         if scalars.is_empty() || self.leaves.is_empty() {
             return Ok(());
         }
-        // The graph is kept: later rounds may pass the same nodes. It is freed with its tensors.
-        let new = Tensor::f_run_backward(&scalars, &self.leaves, true, false)?;
+        let new = Tensor::f_run_backward(&scalars, &self.leaves, self.keeps_graph, false)?;
         for (&place, new) in self.places.iter().zip(new).filter(|(_, new)| new.defined()) {
             let sum = &mut self.sums[place];
             *sum = Some(match sum.take() {
@@ -155,5 +159,28 @@ impl Gradients {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+    use crate::objects::Contexts;
+
+    #[test]
+    fn a_piece_that_went_backwards_has_freed_its_graph_if_no_more_rounds_follow() {
+        let context = Contexts::default().open(1, 1);
+        let input = Tensor::from_slice(&[1.0_f32, 2.0, 3.0]).set_requires_grad(true);
+        let output = &input * &input;
+        let piece =
+            Piece { inputs: vec![input.shallow_clone()], outputs: vec![output.shallow_clone()], tape: Tape::default() };
+        let number = context.add_piece(piece);
+        let mut gradients = context.backward(number, vec![Value::from(&output.ones_like())]).expect("backwards");
+        let found = Tensor::from_values(gradients.drain(..).collect()).expect("a tensor");
+        assert_eq!(found, &input.detach() * 2.0);
+        let again = Tensor::f_run_backward(&[output.sum(Kind::Float)], &[&input], false, false);
+        assert!(again.is_err_and(|error| error.to_string().contains("backward through the graph a second time")));
     }
 }
