@@ -13,6 +13,7 @@ use crate::model::convnet::ConvNet;
 use psjobs_rpc::autograd::{Context, DistributedOptimizer, Module, ModuleRef, ParameterRef, Parameters, Pass};
 use psjobs_rpc::{Peer, Registry, RemoteError};
 use psjobs_worker::Metrics;
+use psjobs_worker::data::loader::Loader;
 use psjobs_worker::data::sampler::Split;
 use psjobs_worker::libtorch;
 use psjobs_worker::train::Plan;
@@ -211,13 +212,14 @@ pub fn train(
     let plan = &settings.plan;
     let split = Split { examples: data.train.len(), batch: plan.batch, trainers: plan.trainers, seed: plan.seed };
     let total = plan.total_steps(split.steps_per_epoch()?);
-    let mut sampler = split.sampler(plan.trainer)?;
+    let sampler = split.sampler(plan.trainer)?;
     let participant = Participant::join(environment, Registry::default(), Vec::new(), total, settings.connect_timeout)?;
     participant.attend(|participant| {
         let trainer = Trainer::new(participant, settings).map_err(ModulesError::Connect)?;
         ready();
+        let mut batches = Loader::start(data.train.clone(), sampler, 0..total);
         let step = |number| {
-            let (images, labels) = data.train.select(sampler.batch(number));
+            let (images, labels) = batches.next_batch().map_err(|ended| RemoteError::new(ended.to_string()))?;
             trainer.step(&images, &labels, number % plan.log_every == 0)
         };
         let mut result = participant.train(plan, total, stop, step)?;
