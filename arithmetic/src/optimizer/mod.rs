@@ -7,6 +7,8 @@ mod ftrl;
 mod rmsprop;
 mod sgd;
 
+use std::ops::Range;
+
 use psjobs_api::training::{self, OptimizerKind};
 
 use crate::parameter_group::{ParameterGroup, Stretch};
@@ -67,6 +69,11 @@ impl State {
     #[must_use]
     pub fn slots(&self) -> &[Vec<f32>] {
         &self.slots
+    }
+
+    /// Begins the next step, whose gradient then comes in parts.
+    pub fn begin_step(&mut self) {
+        self.step += 1;
     }
 
     /// Restores the state from a checkpoint.
@@ -170,12 +177,28 @@ impl Optimizer {
         stretches: &[Stretch],
     ) {
         assert_eq!(weights.len(), gradient.len(), "a gradient has its block's length");
-        state.step += 1;
+        state.begin_step();
         for Stretch { range, group } in stretches {
-            let slots = state.slots.iter_mut().map(|slot| &mut slot[range.clone()]);
             let (weights, gradient) = (&mut weights[range.clone()], &gradient[range.clone()]);
-            self.update(weights, gradient, slots, (factor, group), state.step);
+            self.apply_part(range, weights, gradient, state, (factor, group));
         }
+    }
+
+    /// Applies the gradient of the elements at `range` of a block to their weights, in the step that [`State::begin_step`] has
+    /// begun.
+    ///
+    /// # Panics
+    /// If the state has no such elements.
+    pub fn apply_part(
+        &self,
+        range: &Range<usize>,
+        weights: &mut [f32],
+        gradient: &[[u8; 4]],
+        state: &mut State,
+        factor: (f64, &ParameterGroup),
+    ) {
+        let slots = state.slots.iter_mut().map(|slot| &mut slot[range.clone()]);
+        self.update(weights, gradient, slots, factor, state.step);
     }
 
     /// As [`Optimizer::apply`], for weights of one group whose state lies elsewhere: one slice for each slot.

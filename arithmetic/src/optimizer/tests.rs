@@ -146,6 +146,26 @@ fn a_group_is_trained_as_a_block_of_its_own_with_other_arguments() {
 }
 
 #[test]
+fn a_step_in_parts_is_one_step() {
+    for kind in ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "FTRL"] {
+        let optimizer = Optimizer::new(&json(&format!(r#"{{"type":"{kind}","momentum":0.9,"centered":true}}"#)));
+        let (mut whole, mut in_parts): (Vec<f32>, Vec<f32>) =
+            (0..40).map(|i| ((i as f32).cos(), (i as f32).cos())).unzip();
+        let (mut of_whole, mut of_parts) = (optimizer.state(40), optimizer.state(40));
+        for t in 1..=3 {
+            let gradient: Vec<_> = (0..40).map(|i| gradient(t, i).to_le_bytes()).collect();
+            optimizer.apply(&mut whole, &gradient, &mut of_whole, 0.5);
+            of_parts.begin_step();
+            for range in [0..16, 16..32, 32..40] {
+                let (weights, gradient) = (&mut in_parts[range.clone()], &gradient[range.clone()]);
+                optimizer.apply_part(&range, weights, gradient, &mut of_parts, (0.5, &ParameterGroup::default()));
+            }
+        }
+        assert_eq!((in_parts, of_parts), (whole, of_whole), "{kind}");
+    }
+}
+
+#[test]
 fn groups_that_cannot_work_are_refused_with_the_tensor() {
     let tensor = |learning_rate_factor, weight_decay| ParameterGroup { learning_rate_factor, weight_decay };
     for (optimizer, tensor, want) in [

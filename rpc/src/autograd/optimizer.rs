@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use psjobs_api::training::Optimizer as Arguments;
 use psjobs_arithmetic::optimizer::{Optimizer, State};
+use psjobs_arithmetic::parameter_group::ParameterGroup;
 use tch::{Device, Kind, Tensor};
 
 use super::context::Context;
@@ -117,7 +118,15 @@ fn apply(
 ) -> Result<Tensor, RemoteError> {
     let gradient = gradient.f_to_device(Device::Cpu)?.f_contiguous()?;
     let gradient = element_bytes(&gradient)?;
-    changed(parameter, |weights| optimizer.apply(weights, gradient, state, 1.0))
+    if gradient.len() != parameter.numel() {
+        let (found, want) = (gradient.len(), parameter.numel());
+        return Err(RemoteError::new(format!("a gradient of {found} elements came for a parameter of {want}")));
+    }
+    state.begin_step();
+    changed(parameter, |range, weights| {
+        let (gradient, group) = (&gradient[range.clone()], ParameterGroup::default());
+        optimizer.apply_part(&range, weights, gradient, state, (1.0, &group));
+    })
 }
 
 impl RemoteObject for Part {
