@@ -153,6 +153,8 @@ test("a job is live in the page, and the same in its file when it is over", { ti
   // The curves follow the screen with its next frames.
   await page.waitForFunction(() => [...document.querySelectorAll("canvas")].every((canvas) => canvas.getBoundingClientRect().right <= innerWidth));
   assert.deepEqual(await page.evaluate(wide), [], "nothing is wider than the screen");
+  const lefts = await page.locator("#time-legend span").evaluateAll((entries) => entries.map((entry) => entry.getBoundingClientRect().left));
+  assert.equal(new Set(lefts).size, 1, `each entry of the legend has a line of its own: ${lefts}`);
   await picture(page, "page-narrow");
   await page.setViewportSize({ width: 1200, height: 900 });
   await page.selectOption("#axis", "step");
