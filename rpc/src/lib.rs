@@ -18,6 +18,7 @@ mod proto;
 mod quick;
 pub mod rendezvous;
 pub mod server_integration;
+mod wait_clock;
 
 #[cfg(test)]
 mod tests;
@@ -29,3 +30,4 @@ pub use objects::{
     Call, Endpoint, FromValue, FromValues, IntoValues, Methods, Peer, Pending, RRef, Registry, RemoteObject, Value,
     Values,
 };
+pub use wait_clock::WaitClock;

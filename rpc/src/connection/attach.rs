@@ -11,6 +11,7 @@ use super::state::{Connections, Process};
 use crate::error::RemoteError;
 use crate::ids::Session;
 use crate::proto;
+use crate::wait_clock::waits;
 
 /// Enters a new connection. `sent` is what this end's Hello said that it holds there: changes since then are sent
 /// first. Without it, the Hello is sent now.
@@ -144,6 +145,7 @@ pub(crate) fn link_to(
         let Some(left) = deadline.checked_duration_since(Instant::now()) else {
             return Err(unreachable(reason));
         };
+        let _waits = waits();
         shared.peers_changed.wait_for(&mut peers, left);
     }
 }

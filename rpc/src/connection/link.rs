@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::error::RemoteError;
 use crate::ids::Session;
 use crate::proto;
+use crate::wait_clock::waits;
 
 /// The most calls that may wait for a reply on one connection; a further one is queued. This bounds the frames
 /// that either end has to hold: each is a call, a call's reply, or belongs to a reference.
@@ -87,6 +88,7 @@ impl Link {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return Err(self.late(describe, timeout));
             };
+            let _waits = waits();
             pending.queued += 1;
             self.room.wait_for(&mut pending, left);
             pending.queued -= 1;

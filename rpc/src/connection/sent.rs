@@ -8,6 +8,7 @@ use super::runtime_driver::Inner;
 use super::slot::Slot;
 use crate::error::RemoteError;
 use crate::quick::must_not_wait;
+use crate::wait_clock::waits;
 
 /// A call that was sent, and whose answer is an `A`.
 #[derive(Debug)]
@@ -28,9 +29,12 @@ impl<A> Sent<A> {
         if must_not_wait() {
             return Err(RemoteError::new(format!("a quick method waits for {}; add it with `add`", self.call)));
         }
-        let answer = match self.driver.upgrade() {
-            Some(driver) => self.slot.wait_driving(&driver, self.deadline),
-            None => self.slot.wait(self.deadline),
+        let answer = {
+            let _waits = (self.over.is_some() && !self.slot.is_filled()).then(waits);
+            match self.driver.upgrade() {
+                Some(driver) => self.slot.wait_driving(&driver, self.deadline),
+                None => self.slot.wait(self.deadline),
+            }
         };
         answer.unwrap_or_else(|| {
             let (peer, call) = (self.peer.to_string(), self.call.to_string());

@@ -9,6 +9,7 @@ mod leases;
 mod rendezvous;
 mod soak;
 mod tls;
+mod waiting;
 
 use std::panic::resume_unwind;
 use std::sync::mpsc;
