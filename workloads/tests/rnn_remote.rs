@@ -9,7 +9,7 @@ use job::Job;
 use psjobs_api::Training;
 use psjobs_api::training::Optimizer;
 use psjobs_rpc::Registry;
-use psjobs_worker::train::modules::Participant;
+use psjobs_worker::train::modules::{Participant, RemoteStepClock};
 use psjobs_workloads::workload::rnn_remote::{Columns, Rnn, Size};
 use tch::{COptimizer, Kind, Tensor};
 
@@ -40,10 +40,11 @@ fn fifty_steps_lose_what_one_process_loses() {
 
     tch::manual_seed(9);
     let mut states = model.first_states(BATCH);
+    let mut clock = RemoteStepClock::start();
     let split: Vec<f64> = (0..STEPS)
         .map(|step| {
             let (words, next) = text.window(step, LENGTH);
-            model.step(&words, &next, &mut states).expect("a step")
+            model.step(&words, &next, &mut states, &mut clock).expect("a step")
         })
         .collect();
     tch::manual_seed(9);

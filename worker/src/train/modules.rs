@@ -7,12 +7,14 @@ use psjobs_api::{Environment, ReplicaResult};
 use psjobs_ps::client::{ClientError, Member, Recorder, SessionConfig, TensorSpec, TimeSpent};
 use psjobs_ps::network::Network;
 use psjobs_ps::tls::TlsError;
+use tch::Device;
 
 use super::Plan;
 use super::progress::{Done, Progress};
+use super::step_clock::{Part, StepClock};
 use crate::data::sampler::TooFewExamples;
 use crate::workload::Metrics;
-use psjobs_rpc::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, server_integration};
+use psjobs_rpc::{Driver, Endpoint, Peer, Registry, RemoteError, Settings, WaitClock, server_integration};
 
 /// A process that has sent nothing for this long, not even a heartbeat, is lost to a trainer.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -59,6 +61,52 @@ impl ModulesError {
             Self::Connect(error) | Self::Step { source: error, .. } | Self::Evaluate(error) => !error.is_peer_away(),
             Self::TooFewExamples(_) | Self::Runtime(_) | Self::Tls(_) | Self::Diverged { .. } => true,
         }
+    }
+}
+
+/// Measures the steps of a trainer whose model is in other processes. The time for which its thread waits for them is the
+/// exchange, and in no part.
+#[derive(Clone, Debug)]
+pub struct RemoteStepClock {
+    parts: StepClock,
+    waits: WaitClock,
+}
+
+impl RemoteStepClock {
+    /// Starts with the first step of this thread.
+    #[must_use]
+    pub fn start() -> Self {
+        // What a trainer itself computes is on the CPU.
+        Self { parts: StepClock::new(Device::Cpu, Instant::now()), waits: WaitClock::start() }
+    }
+
+    /// As [`RemoteStepClock::start`], but forward and backward are not told apart.
+    #[must_use]
+    pub fn of_whole_steps() -> Self {
+        Self { parts: StepClock::of_whole_steps(Instant::now()), waits: WaitClock::start() }
+    }
+
+    /// A part begins: what was done since the last one belongs to none.
+    pub fn begin(&mut self) {
+        self.parts.begin(self.waited(), Instant::now());
+    }
+
+    /// A part ends, and another one begins.
+    pub fn end(&mut self, part: Part) {
+        self.parts.end(part, self.waited(), Instant::now());
+    }
+
+    /// Returns the time waited for other processes so far.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.waits.waited()
+    }
+
+    /// Returns where the time went so far, for [`Participant::report`].
+    #[must_use]
+    pub fn spent(&self) -> (TimeSpent, Duration) {
+        let waited = self.waited();
+        (self.parts.spent(Instant::now()), waited)
     }
 }
 
@@ -173,8 +221,8 @@ impl Participant {
         self.member.recorder()
     }
 
-    /// Does steps `0..total` of `plan`. `step` gives the loss; `stop` is asked before each. `None` if
-    /// it said so.
+    /// Does steps `0..total` of `plan`. `step` gives the loss, and ends the parts of its time that come before backward, to which
+    /// the rest belongs; `stop` is asked before each. `None` if it said so.
     ///
     /// # Errors
     /// If a step fails, or its loss is not a number.
@@ -183,32 +231,31 @@ impl Participant {
         plan: &Plan,
         total: u64,
         stop: impl Fn() -> bool,
-        mut step: impl FnMut(u64) -> Result<f64, RemoteError>,
+        mut step: impl FnMut(u64, &mut RemoteStepClock) -> Result<f64, RemoteError>,
     ) -> Result<Option<ReplicaResult>, ModulesError> {
         let mut progress = Progress::new(total, plan.log_every, Instant::now());
-        let mut waiting = Duration::ZERO;
+        let mut clock = RemoteStepClock::start();
         for number in 0..total {
             if stop() {
-                self.report(number, progress.examples(), &progress.metrics(), None);
+                self.report(number, progress.examples(), &progress.metrics(), Some(clock.spent()));
                 return Ok(None);
             }
-            let began = Instant::now();
-            let loss = step(number).map_err(|source| ModulesError::Step { step: number, source })?;
-            // The model computes elsewhere: to this process all of it is waiting.
-            waiting += began.elapsed();
+            clock.begin();
+            let loss = step(number, &mut clock).map_err(|source| ModulesError::Step { step: number, source })?;
+            clock.end(Part::Backward);
             if !loss.is_finite() {
                 return Err(ModulesError::Diverged { step: number, loss });
             }
-            let done = Done { next: number + 1, examples: plan.batch, loss, waiting };
+            let done = Done { next: number + 1, examples: plan.batch, loss, waiting: clock.waited() };
             let due = progress.step(done, Instant::now());
             if let Some(point) = progress.take_point() {
                 self.recorder().record(number + 1, &point);
             }
             if due {
-                self.report(number + 1, progress.examples(), &progress.metrics(), None);
+                self.report(number + 1, progress.examples(), &progress.metrics(), Some(clock.spent()));
             }
         }
-        Ok(Some(progress.result(waiting)))
+        Ok(Some(progress.result(clock.waited())))
     }
 
     /// Lets go of everything elsewhere, and leaves the job: with a result if its work is done.

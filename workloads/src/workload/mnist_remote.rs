@@ -17,7 +17,8 @@ use psjobs_worker::data::loader::Loader;
 use psjobs_worker::data::sampler::Split;
 use psjobs_worker::libtorch;
 use psjobs_worker::train::Plan;
-use psjobs_worker::train::modules::{ModulesError, Participant};
+use psjobs_worker::train::modules::{ModulesError, Participant, RemoteStepClock};
+use psjobs_worker::train::step_clock::Part;
 
 /// Name of the network in a server's registry.
 pub const CONVNET: &str = "mnist-remote/convnet";
@@ -218,9 +219,10 @@ pub fn train(
         let trainer = Trainer::new(participant, settings).map_err(ModulesError::Connect)?;
         ready();
         let mut batches = Loader::start(data.train.clone(), sampler, 0..total);
-        let step = |number| {
+        let step = |number, clock: &mut RemoteStepClock| {
             let (images, labels) = batches.next_batch().map_err(|ended| RemoteError::new(ended.to_string()))?;
-            trainer.step(&images, &labels, number % plan.log_every == 0)
+            clock.end(Part::Data);
+            trainer.step(&images, &labels, number % plan.log_every == 0, clock)
         };
         let mut result = participant.train(plan, total, stop, step)?;
         if let Some(result) = result.as_mut().filter(|_| plan.trainer == 0) {
@@ -247,9 +249,16 @@ impl<'a> Trainer<'a> {
     }
 
     /// One step; fetches the gradients and looks at them if `check`.
-    fn step(&self, images: &Tensor, labels: &Tensor, check: bool) -> Result<f64, RemoteError> {
+    fn step(
+        &self,
+        images: &Tensor,
+        labels: &Tensor,
+        check: bool,
+        clock: &mut RemoteStepClock,
+    ) -> Result<f64, RemoteError> {
         let context = Context::new(self.participant.endpoint());
         let loss = self.network.forward(&context, images)?.nll_loss(labels);
+        clock.end(Part::Forward);
         context.backward(&[&loss])?;
         for piece in self.network.pieces().iter().filter(|_| check) {
             present(&context.gradients(piece)?)?;

@@ -12,7 +12,8 @@ use psjobs_rpc::{Endpoint, Peer, Registry, RemoteError};
 use psjobs_worker::Metrics;
 use psjobs_worker::libtorch;
 use psjobs_worker::train::Plan;
-use psjobs_worker::train::modules::{ModulesError, Participant};
+use psjobs_worker::train::modules::{ModulesError, Participant, RemoteStepClock};
+use psjobs_worker::train::step_clock::Part;
 
 const EMBEDDING: &str = "rnn-remote/embedding";
 const DECODER: &str = "rnn-remote/decoder";
@@ -164,15 +165,22 @@ impl Rnn {
     }
 
     /// One step of the optimizer by the loss of `next` after `words`, both `[t, b]`. Gradients do not go
-    /// back beyond `states`, which then are those after the last word.
+    /// back beyond `states`, which then are those after the last word. `clock` is notified when forward ends.
     ///
     /// # Errors
     /// If a call failed.
-    pub fn step(&self, words: &Tensor, next: &Tensor, states: &mut States) -> Result<f64, RemoteError> {
+    pub fn step(
+        &self,
+        words: &Tensor,
+        next: &Tensor,
+        states: &mut States,
+        clock: &mut RemoteStepClock,
+    ) -> Result<f64, RemoteError> {
         let context = Context::new(&self.endpoint);
         let vectors = context.forward(&self.embedding, &[words])?.swap_remove(0);
         let mut out = context.forward(&self.lstm, &[&vectors, &states[0], &states[1]])?;
         let loss = context.forward(&self.decoder, &[&out[0], next])?.swap_remove(0);
+        clock.end(Part::Forward);
         context.backward(&[&loss])?;
         self.optimizer.step(&context)?;
         *states = [out.remove(1).detach(), out.remove(1).detach()];
@@ -263,13 +271,14 @@ pub fn train(
         ready();
         let first = || model.first_states(plan.batch as i64);
         let mut states = first();
-        let mut result = participant.train(plan, total, stop, |number| {
+        let mut result = participant.train(plan, total, stop, |number, clock| {
             let step = number as i64 % per_epoch;
             if step == 0 {
                 states = first();
             }
             let (words, next) = training.window(step, *length);
-            model.step(&words, &next, &mut states)
+            clock.end(Part::Data);
+            model.step(&words, &next, &mut states, clock)
         })?;
         if let Some(result) = &mut result {
             let loss = mean_loss(&model, &held_out, *length, first()).map_err(ModulesError::Evaluate)?;

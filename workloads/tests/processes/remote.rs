@@ -31,6 +31,8 @@ fn four_trainers_train_the_network_on_the_server() {
     let first = read(&result("trainer-1"));
     assert!(first.metrics["accuracy"] >= 0.85, "{first:?}");
     assert_eq!((first.steps, first.examples), (80, 80 * 32));
+    let waiting = first.waiting_seconds.expect("it is measured");
+    assert!(waiting > 0.0 && waiting < first.seconds, "{first:?}");
     let server = read(&result("server"));
     assert_eq!((server.steps, server.examples), (4 * 80, 4 * 80 * 32));
     assert_eq!(server.metrics["accuracy"], first.metrics["accuracy"]);

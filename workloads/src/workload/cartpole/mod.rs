@@ -16,7 +16,8 @@ use tracing::{info, warn};
 use observer::Work;
 use psjobs_rpc::{Peer, Pending, RRef, Registry, RemoteError, server_integration};
 use psjobs_worker::Metrics;
-use psjobs_worker::train::modules::{ModulesError, Participant};
+use psjobs_worker::train::modules::{ModulesError, Participant, RemoteStepClock};
+use psjobs_worker::train::step_clock::Part;
 
 /// Solved when the running reward is above this.
 pub const SOLVED_ABOVE: f64 = 475.0;
@@ -78,7 +79,7 @@ fn observe(
         ready();
         let start = Instant::now();
         while !work.wait(LOOK) {
-            participant.report(work.steps(), work.steps(), &Metrics::new(), None);
+            participant.report(work.steps(), work.steps(), &Metrics::new(), Some(work.spent(start.elapsed())));
             if stop() {
                 return Ok(None);
             }
@@ -87,8 +88,9 @@ fn observe(
                 return Err(ModulesError::Step { step: work.steps(), source });
             }
         }
-        let (steps, seconds) = (work.steps(), start.elapsed().as_secs_f64());
-        Ok(Some(ReplicaResult { steps, examples: steps, seconds, ..ReplicaResult::default() }))
+        let (steps, (spent, waiting)) = (work.steps(), work.spent(start.elapsed()));
+        let (seconds, waiting_seconds) = (spent.total.as_secs_f64(), Some(waiting.as_secs_f64()));
+        Ok(Some(ReplicaResult { steps, examples: steps, seconds, waiting_seconds, ..ReplicaResult::default() }))
     })
 }
 
@@ -106,15 +108,18 @@ fn lead(
         participant.endpoint().publish(server, &environment.servers[0]).map_err(ModulesError::Connect)?;
         let mut rounds = Rounds::new(participant, environment.trainers - 1, settings).map_err(ModulesError::Connect)?;
         ready();
-        let start = Instant::now();
+        let (start, mut clock) = (Instant::now(), RemoteStepClock::of_whole_steps());
         let mut solved = false;
         while !solved && rounds.count < settings.max_rounds {
             if stop() {
                 return Ok(None);
             }
             let round = rounds.count;
+            clock.begin();
             solved = rounds.run().map_err(|source| ModulesError::Step { step: round, source })? > SOLVED_ABOVE;
-            participant.report(rounds.count, 0, &rounds.metrics(), None);
+            // The calls of the observers, which choose actions, are forward, and `learn` is both.
+            clock.end(Part::Backward);
+            participant.report(rounds.count, 0, &rounds.metrics(), Some(clock.spent()));
             if rounds.count.is_multiple_of(settings.log_every) || solved {
                 rounds.log();
             }
@@ -129,7 +134,7 @@ fn lead(
             steps: rounds.count,
             examples: 0,
             seconds: start.elapsed().as_secs_f64(),
-            waiting_seconds: Some(rounds.in_episodes.as_secs_f64()),
+            waiting_seconds: Some(clock.waited().as_secs_f64()),
             metrics,
             ..ReplicaResult::default()
         };

@@ -9,7 +9,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::physics::{CartPole, Outcome};
-use psjobs_rpc::{Methods, RRef, Registry, RemoteError, RemoteObject};
+use psjobs_ps::client::TimeSpent;
+use psjobs_rpc::{Methods, RRef, Registry, RemoteError, RemoteObject, WaitClock};
 
 pub const NAME: &str = "cartpole/observer";
 /// The function by which the agent says that no more episodes will come.
@@ -25,8 +26,16 @@ struct Observer {
 }
 
 impl Observer {
-    /// Runs an episode against the agent's policy: two calls a step, or one if `packed`.
+    /// Runs an episode as [`Observer::play`] does, and adds up what it has computed.
     fn run_episode(&mut self, agent: &RRef, packed: bool) -> Result<i64, RemoteError> {
+        let (waits, start) = (WaitClock::start(), Instant::now());
+        let steps = self.play(agent, packed);
+        self.work.computed(start.elapsed().saturating_sub(waits.waited()));
+        steps
+    }
+
+    /// Runs an episode against the agent's policy: two calls a step, or one if `packed`.
+    fn play(&mut self, agent: &RRef, packed: bool) -> Result<i64, RemoteError> {
         let mut cart = CartPole::start(&mut self.random);
         let mut observation = cart.observation().map(f64::from);
         let mut last_reward = None;
@@ -68,10 +77,11 @@ impl RemoteObject for Observer {
     }
 }
 
-/// The steps of an observer's process, and whether it has finished.
+/// The steps of an observer's process, what it has computed, and whether it has finished.
 #[derive(Debug, Default)]
 pub struct Work {
     steps: AtomicU64,
+    computed_nanos: AtomicU64,
     finished: Mutex<bool>,
     changed: Condvar,
 }
@@ -80,6 +90,18 @@ impl Work {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    fn computed(&self, time: Duration) {
+        self.computed_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns where the `total` time of this process went, and how much of it was waiting: an observer that does not compute
+    /// waits for the agent's answer, or for its next episode.
+    #[must_use]
+    pub fn spent(&self, total: Duration) -> (TimeSpent, Duration) {
+        let compute = Duration::from_nanos(self.computed_nanos.load(Ordering::Relaxed)).min(total);
+        (TimeSpent { total, compute, ..TimeSpent::default() }, total - compute)
     }
 
     /// Waits until the agent has said that it is over, at most for `timeout`; true if it has.
@@ -108,4 +130,25 @@ pub fn offer(registry: &mut Registry, work: &Arc<Work>) {
         finished.finish();
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_observer_waits_while_it_does_not_compute() {
+        let (work, seconds) = (Work::default(), Duration::from_secs);
+        let shares = |total| {
+            let (spent, waiting) = work.spent(seconds(total));
+            assert_eq!(spent, TimeSpent { total: seconds(total), compute: spent.compute, ..TimeSpent::default() });
+            (spent.compute, waiting)
+        };
+        assert_eq!(shares(3), (seconds(0), seconds(3)));
+        work.computed(seconds(1));
+        work.computed(seconds(1));
+        assert_eq!(shares(5), (seconds(2), seconds(3)));
+        // An episode that began before the total did.
+        assert_eq!(shares(1), (seconds(1), seconds(0)));
+    }
 }
