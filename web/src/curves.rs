@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use psjobs_api::SeriesReport;
+use psjobs_api::curves::{Curve, Point, every_second};
+use psjobs_api::series_report::CURVES_OF_TRAINERS;
 use serde_json::{Map, Value, json};
 
-/// Points of a curve.
-const POINTS: usize = 2_000;
+/// The curve of the examples/s of all trainers.
+pub const EXAMPLES: &str = "examples/s";
 /// Curves of a job, and of these most that are of one trainer.
 const CURVES: usize = 64;
-const OF_TRAINERS: usize = 40;
+const OF_TRAINERS: usize = CURVES_OF_TRAINERS;
 
 /// Name of a metric, and of the trainer that reports it; no trainer is the mean or sum over all.
 pub type Key = (String, Option<String>);
@@ -18,21 +21,12 @@ pub type Key = (String, Option<String>);
 pub struct Curves {
     /// Random: the curves of another job of the name are others.
     id: u64,
-    all: BTreeMap<Key, Curve>,
-}
-
-/// A value at a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Point {
-    step: u64,
-    /// Milliseconds since 1970.
-    time: u64,
-    value: f64,
+    all: BTreeMap<Key, Shown>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Curve {
-    points: Vec<Point>,
+struct Shown {
+    curve: Curve,
     /// Counts how often points were taken away: who has seen fewer has to read the curve from its beginning.
     cuts: u64,
 }
@@ -59,53 +53,59 @@ impl Default for Curves {
 }
 
 impl Curves {
-    /// Adds a point. A step that is there already, or beyond which the curve has gone, was made again: the points from it on go.
-    /// A step that comes again with the same value adds no point.
+    /// Adds a point, as [`Curve::push`].
     pub fn push(&mut self, metric: &str, trainer: Option<&str>, step: u64, time: u64, value: f64) {
-        let key = (metric.to_owned(), trainer.map(str::to_owned));
-        if !self.all.contains_key(&key) {
-            let of_trainers = self.all.keys().filter(|(_, trainer)| trainer.is_some()).count();
-            if self.all.len() == CURVES || (trainer.is_some() && of_trainers == OF_TRAINERS) {
-                return;
+        let Some(Shown { curve, cuts }) = self.curve((metric.to_owned(), trainer.map(str::to_owned))) else { return };
+        *cuts += u64::from(curve.push(Point { step, time, value }));
+    }
+
+    /// Adds what server 0 has kept and these curves lack, as [`Curve::fill`]. Takes every second of its points until they have room
+    /// in curves of `points` together.
+    pub fn fill(&mut self, report: &SeriesReport, points: usize) {
+        let share = points / (report.curves.len() + 1);
+        let job = (EXAMPLES.to_owned(), None);
+        let metrics = report.curves.iter().map(|curve| {
+            let trainer = curve.trainer.map(|index| format!("trainer-{index}"));
+            ((curve.metric.clone(), trainer), &curve.values)
+        });
+        for (key, values) in [(job, &report.examples_per_second)].into_iter().chain(metrics) {
+            let moments = report.steps.iter().zip(&report.times).zip(values);
+            let point = |((&step, &time), value): (_, &Option<f64>)| Some(Point { step, time, value: (*value)? });
+            let mut past: Vec<Point> = moments.filter_map(point).collect();
+            while past.len() > share.max(1) {
+                every_second(&mut past);
+            }
+            if !past.is_empty()
+                && let Some(Shown { curve, cuts }) = self.curve(key)
+            {
+                *cuts += u64::from(curve.fill(&past));
             }
         }
-        let Curve { points, cuts } = self.all.entry(key).or_default();
-        if points.last().is_some_and(|last| last.step == step && last.value.to_bits() == value.to_bits()) {
-            return;
+    }
+
+    /// Returns a curve, a new one if there is room.
+    fn curve(&mut self, key: Key) -> Option<&mut Shown> {
+        if !self.all.contains_key(&key) {
+            let of_trainers = self.all.keys().filter(|(_, trainer)| trainer.is_some()).count();
+            if self.all.len() == CURVES || (key.1.is_some() && of_trainers == OF_TRAINERS) {
+                return None;
+            }
         }
-        let kept = points.partition_point(|point| point.step < step);
-        if kept < points.len() {
-            points.truncate(kept);
-            *cuts += 1;
-        }
-        points.push(Point { step, time, value });
-        if points.len() > POINTS {
-            let mut number = 0;
-            points.retain(|_| {
-                number += 1;
-                number % 2 == 1
-            });
-            *cuts += 1;
-        }
+        Some(self.all.entry(key).or_default())
     }
 
     /// Returns how many points there are.
     pub fn points(&self) -> usize {
-        self.all.values().map(|curve| curve.points.len()).sum()
+        self.all.values().map(Shown::points).sum()
     }
 
     /// Takes every second point from the longest curve until all together have at most `points`, or two each. The last point of
     /// a curve stays. For a program that shows many jobs.
     pub fn bound(&mut self, points: usize) {
         while self.points() > points {
-            let longest = self.all.values_mut().max_by_key(|curve| curve.points.len());
-            let Some(Curve { points, cuts }) = longest.filter(|curve| curve.points.len() > 2) else { return };
-            let mut left = points.len();
-            points.retain(|_| {
-                left -= 1;
-                left.is_multiple_of(2)
-            });
-            points.shrink_to_fit();
+            let longest = self.all.values_mut().max_by_key(|shown| shown.points());
+            let Some(Shown { curve, cuts }) = longest.filter(|shown| shown.points() > 2) else { return };
+            curve.thin();
             *cuts += 1;
         }
     }
@@ -113,11 +113,7 @@ impl Curves {
     /// Returns the curves with at most `points` points together, the last of each among them.
     pub fn thinned(&self, points: usize) -> Self {
         let share = (points / self.all.len().max(1)).max(1);
-        let thin = |curve: &Curve| {
-            let (count, every) = (curve.points.len(), curve.points.len().div_ceil(share).max(1));
-            let kept = curve.points.iter().enumerate().filter(|(at, _)| (count - 1 - at).is_multiple_of(every));
-            Curve { points: kept.map(|(_, point)| *point).collect(), cuts: 0 }
-        };
+        let thin = |shown: &Shown| Shown { curve: shown.curve.thinned(shown.points().div_ceil(share)), cuts: 0 };
         Self { id: self.id, all: self.all.iter().map(|(key, curve)| (key.clone(), thin(curve))).collect() }
     }
 
@@ -129,25 +125,29 @@ impl Curves {
         if anew {
             *seen = Seen { id: self.id, read: BTreeMap::new() };
         }
-        for (key, curve) in &self.all {
+        for (key, Shown { curve, cuts }) in &self.all {
             let read = seen.read.entry(key.clone()).or_default();
-            let from = if read.cuts == curve.cuts { read.points } else { 0 };
-            if from == curve.points.len() {
+            let (from, points) = (if read.cuts == *cuts { read.points } else { 0 }, curve.points());
+            if from == points.len() {
                 continue;
             }
-            *read = Read { cuts: curve.cuts, points: curve.points.len() };
-            let points: Vec<Value> = curve.points[from..].iter().flat_map(Point::as_values).collect();
+            *read = Read { cuts: *cuts, points: points.len() };
+            let points: Vec<Value> = points[from..].iter().flat_map(as_values).collect();
             news.push(json!({"metric": key.0, "trainer": key.1, "from": from, "points": points}));
         }
         (anew || !news.is_empty()).then(|| json!({"anew": anew, "curves": news}))
     }
 }
 
-impl Point {
-    fn as_values(&self) -> [Value; 3] {
-        let value = if self.value.is_finite() { json!(self.value) } else { json!(self.value.to_string()) };
-        [json!(self.step), json!(self.time), value]
+impl Shown {
+    fn points(&self) -> usize {
+        self.curve.points().len()
     }
+}
+
+fn as_values(point: &Point) -> [Value; 3] {
+    let value = if point.value.is_finite() { json!(point.value) } else { json!(point.value.to_string()) };
+    [json!(point.step), json!(point.time), value]
 }
 
 impl Seen {
@@ -161,6 +161,9 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use psjobs_api::SeriesCurve;
+    use psjobs_api::curves::POINTS;
+
     use super::*;
 
     /// Steps of the only curve as a reader has them who applies `news` to `steps`.
@@ -209,7 +212,7 @@ mod tests {
         curves.push("accuracy", None, 9, 9, 0.5);
         let (mut seen, mut steps) = (Seen::default(), Vec::new());
         let thinned = curves.thinned(200);
-        assert_eq!(thinned.all.values().map(|curve| curve.points.len()).collect::<Vec<_>>(), [1, 100]);
+        assert_eq!(thinned.all.values().map(Shown::points).collect::<Vec<_>>(), [1, 100]);
         let news = thinned.news(&mut seen).expect("all is new");
         apply(&mut steps, Some(json!({"anew": true, "curves": [news["curves"][1]]})));
         assert_eq!((steps[0], steps[99]), (9, 999));
@@ -248,6 +251,37 @@ mod tests {
         assert!((50..=100).contains(&steps.len()) && steps.last() == Some(&500), "{steps:?}");
         curves.push("accuracy", None, 500, 0, 0.5);
         curves.bound(0);
-        assert!(curves.all.values().all(|curve| (1..=2).contains(&curve.points.len())));
+        assert!(curves.all.values().all(|shown| (1..=2).contains(&shown.points())));
+    }
+
+    #[test]
+    fn what_server_0_has_kept_comes_before_what_the_page_has_seen() {
+        let (mut curves, mut seen, mut steps) = (Curves::default(), Seen::default(), Vec::new());
+        curves.push("loss", None, 100, 100_000, 0.25);
+        apply(&mut steps, curves.news(&mut seen));
+        let curve = |trainer, values: [f64; 3]| SeriesCurve {
+            metric: "loss".into(),
+            trainer,
+            values: values.into_iter().map(|value| (value > 0.0).then_some(value)).collect(),
+        };
+        let report = SeriesReport {
+            steps: vec![20, 40, 60],
+            times: vec![20_000, 40_000, 60_000],
+            examples_per_second: vec![None; 3],
+            curves: vec![curve(None, [0.75, 0.0, 0.5]), curve(Some(1), [0.0, 0.5, 0.5])],
+        };
+        curves.fill(&report, 9);
+        assert_eq!(
+            curves.all.keys().cloned().collect::<Vec<_>>(),
+            [("loss".to_owned(), None), ("loss".to_owned(), Some("trainer-1".to_owned()))]
+        );
+        apply(&mut steps, curves.news(&mut seen));
+        assert_eq!(steps, [20, 60, 100], "without the moment of which there is no value");
+        curves.fill(&report, 9);
+        assert_eq!(curves.news(&mut seen), None, "each point once");
+        let many = (0..1_000).map(|number| SeriesCurve { metric: number.to_string(), ..curve(None, [1.0; 3]) });
+        curves.fill(&SeriesReport { curves: many.collect(), ..report }, 1_001);
+        assert_eq!(curves.all.len(), CURVES);
+        assert_eq!(curves.all[&("0".to_owned(), None)].points(), 1, "of three, because the others have no room");
     }
 }

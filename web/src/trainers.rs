@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use psjobs_api::series_report::TRAINERS;
 use psjobs_api::trainers_report::TimeSpent;
 use psjobs_api::{TrainerReport, TrainerState, TrainersReport};
 
 use crate::curves::Curves;
 use crate::job::{Job, TimeShares, Trainer};
 
-/// Most trainers of a job whose metrics the page has one by one, beside those of all together.
-const TRAINERS: usize = 8;
 /// Seconds over which the shares of a trainer's time are taken.
 const WINDOW: f64 = 10.0;
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use psjobs_api::crd::ParameterServerJob;
 use psjobs_api::{Replica, TrainersReport};
 use psjobs_ps::proto::{JobPhase, StatusReply};
+use psjobs_web::curves::EXAMPLES;
 use psjobs_web::job::{Checkpoint, Event, Explanation, Job, Progress, Tail};
 use psjobs_web::trainers::Trainers;
 use psjobs_web::{Board, Door, Logs, Site, now, record};
@@ -134,7 +135,7 @@ impl Page {
                 curves.push(name, None, status.step, now, *value);
             }
             if status.examples_per_second > 0.0 {
-                curves.push("examples/s", None, status.step, now, status.examples_per_second);
+                curves.push(EXAMPLES, None, status.step, now, status.examples_per_second);
             }
         });
     }

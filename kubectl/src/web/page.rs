@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use psjobs_api::Role;
 use psjobs_api::crd::names::{LABEL_INDEX, LABEL_JOB, LABEL_ROLE};
 use psjobs_api::crd::{ParameterServerJob, Phase};
-use psjobs_web::curves::Curves;
+use psjobs_web::curves::{Curves, EXAMPLES};
 use psjobs_web::job::{Checkpoint, Command, EVENTS, Event, Explanation, Job, Process, Progress, RUNS, Run, Tail};
 use serde_json::json;
 
@@ -158,7 +158,7 @@ pub fn show(seen: &Seen, history: &mut History, flags: &Flags, now: Timestamp, s
         return;
     };
     let step = progress.step.unsigned_abs();
-    let rate = progress.examples_per_second.map(|rate| ("examples/s", rate));
+    let rate = progress.examples_per_second.map(|rate| (EXAMPLES, rate));
     let metrics = progress.metrics.iter().map(|metric| (metric.name.as_str(), metric.value));
     metrics.chain(rate).for_each(|(name, value)| curves.push(name, None, step, milliseconds(now), value));
 }
