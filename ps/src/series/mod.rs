@@ -10,9 +10,11 @@
 //! is there already and is left out, so that a trainer may send points again whose arrival it does not know of. A trainer that
 //! goes back to an earlier step says so; its next file begins with an event by which readers discard the points above that step.
 //!
-//! [`event_file`] says what is in a file, [`writer`] writes the files of all sources, [`reader`] reads them while they grow.
+//! [`event_file`] says what is in a file, [`writer`] writes the files of all sources, [`reader`] reads them while they grow, and [`past`]
+//! makes of them what the page of a job shows.
 
 pub mod event_file;
+pub mod past;
 pub mod reader;
 pub mod writer;
 

@@ -105,6 +105,7 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
     let Parts { metrics, services, evaluation } = parts;
     let stop = state.config.ending.clone();
     let stopped = |stop: &CancellationToken| stop.clone().cancelled_owned();
+    let is_asked = metrics.is_some();
     if let Some(listener) = metrics {
         let (state, stop) = (state.clone(), stopped(&stop));
         tokio::spawn(async move {
@@ -123,7 +124,7 @@ async fn run_state<S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'stati
     let replicating = async move { replication::run(&replicating).await };
     let mut replicating = AbortOnDropHandle::new(tokio::spawn(state.owners.watched(Owned::Roles, replicating)));
     let series_over = CancellationToken::new();
-    let mut series = AbortOnDropHandle::new(tokio::spawn(series::run(state.clone(), series_over.clone())));
+    let mut series = AbortOnDropHandle::new(tokio::spawn(series::run(state.clone(), is_asked, series_over.clone())));
     let training_over = CancellationToken::new();
     let recovering = recovery::run(state, training_over.clone());
     tokio::pin!(serving, recovering);

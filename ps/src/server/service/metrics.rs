@@ -1,5 +1,5 @@
-//! Serves `/metrics` for Prometheus, `/status` for the operator, `/trainers` for the page of a job and the probes over HTTP.
-//! Clients need no certificate, so nothing here is secret.
+//! Serves `/metrics` for Prometheus, `/status` for the operator, `/trainers` and `/series` for the page of a job and the probes over
+//! HTTP. Clients need no certificate, so nothing here is secret.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -20,6 +20,7 @@ use super::coordination;
 use crate::network::Network;
 use crate::proto::{self, TrainerState};
 use crate::server::state::ServerState;
+use crate::server::task::series;
 use crate::sparse::TableCounts;
 use crate::staleness::Histogram;
 
@@ -27,7 +28,7 @@ use crate::staleness::Histogram;
 const BUSIEST_BLOCKS: usize = 10;
 const NO_STATE: &str = "this server does not have the state of the job yet\n";
 
-/// Serves `/metrics`, `/status`, `/trainers`, `/healthz` and `/readyz` until `shutdown`.
+/// Serves `/metrics`, `/status`, `/trainers`, `/series`, `/healthz` and `/readyz` until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<ServerState>,
@@ -37,6 +38,7 @@ pub async fn serve(
         .route("/metrics", get(|State(state): State<Arc<ServerState>>| async move { render(&state) }))
         .route("/status", get(|State(state): State<Arc<ServerState>>| async move { progress(&state) }))
         .route("/trainers", get(|State(state): State<Arc<ServerState>>| async move { trainers(&state) }))
+        .route("/series", get(|State(state): State<Arc<ServerState>>| async move { past(&state).await }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(|| async { "ok\n" }))
         .with_state(state);
@@ -83,8 +85,29 @@ fn trainers(state: &ServerState) -> Response {
     json(StatusCode::OK, &TrainersReport::from(&coordination::status(state)))
 }
 
+/// The curves of the job until now, as JSON for a page that has begun to look later; nothing while the state of the job is not
+/// known, as [`progress`].
+async fn past(state: &ServerState) -> Response {
+    let folder = series::folder(state);
+    if !state.has_state() || (folder.is_none() && state.series.is_some()) {
+        return (StatusCode::SERVICE_UNAVAILABLE, NO_STATE).into_response();
+    }
+    // Steps of the series are the mean over the trainers, or batches of an elastic job.
+    let steps = if state.config.min_trainers.is_some() { 1 } else { state.config.trainers.into() };
+    match state.past.json(folder, coordination::status(state), steps).await {
+        Ok(text) => written(StatusCode::OK, text),
+        Err(error) => {
+            let why = format!("the series of metrics cannot be read: {error}; try again\n");
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+    }
+}
+
 fn json(code: StatusCode, answer: &impl Serialize) -> Response {
-    let text = serde_json::to_string(answer).expect("names and finite numbers serialize");
+    written(code, serde_json::to_string(answer).expect("names and finite numbers serialize"))
+}
+
+fn written(code: StatusCode, text: String) -> Response {
     (code, [(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
@@ -228,9 +251,15 @@ mod tests {
 
     use psjobs_api::checkpoint::CheckpointPolicy;
     use psjobs_api::env::Checkpoint;
-    use psjobs_api::{Environment, Training};
+    use psjobs_api::{Environment, SeriesReport, Training};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
 
     use super::*;
+    use crate::checkpoint::Folder;
+    use crate::series::Source;
+    use crate::series::event_file::Point;
+    use crate::series::writer::{Entry, SeriesWriter};
     use crate::server::config::ServerConfig;
 
     #[test]
@@ -254,11 +283,48 @@ mod tests {
         for (environment, want) in [(plain, StatusCode::OK), (replicated, StatusCode::SERVICE_UNAVAILABLE)] {
             let config = ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) };
             let state = ServerState::new(config);
-            for answer in [progress(&state), trainers(&state)] {
+            for answer in [progress(&state), trainers(&state), past(&state).await] {
                 assert_eq!(answer.status(), want, "{}", environment.replication_factor);
             }
         }
     }
+
+    #[tokio::test]
+    async fn the_series_are_answered_from_the_folder_that_has_them() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let plain = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 2, Training::default());
+        let environment = Environment { metrics_folder: Some(scratch.path().display().to_string()), ..plain };
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(serve(listener, state, std::future::pending()));
+        let answer = async || {
+            let (mut stream, mut text) = (TcpStream::connect(address).await.expect("a connection"), String::new());
+            let question = "GET /series HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n";
+            stream.write_all(question.as_bytes()).await.expect("written");
+            stream.read_to_string(&mut text).await.expect("an answer");
+            let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+            (head.to_owned(), body.to_owned())
+        };
+        let report = async || serde_json::from_str::<SeriesReport>(&answer().await.1).expect("a report");
+        assert_eq!(report().await, SeriesReport::default());
+        let point = |step: u64| {
+            let values = [("examples_per_second".to_owned(), 5.0)].into();
+            Entry::Point(Point { step, unix_seconds: step as f64, values })
+        };
+        let mut writer = SeriesWriter::new(Folder::from(scratch.path()), 1);
+        writer.append(Source::Job, &[point(3), point(4)]).expect("written");
+        let found = report().await;
+        assert_eq!((found.steps, found.examples_per_second), (vec![6, 8], vec![Some(5.0); 2]), "of two trainers");
+        // What is there cannot be listed.
+        std::fs::remove_dir_all(scratch.path()).expect("removed");
+        std::fs::write(scratch.path(), "").expect("written");
+        let (head, body) = answer().await;
+        assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
+        assert!(body.starts_with("the series of metrics cannot be read: "), "{body}");
+        std::fs::remove_file(scratch.path()).expect("removed");
+    }
+
     /// The answer at `/status`.
     async fn answer(state: &ServerState) -> (StatusCode, TrainingStatus) {
         let answer = progress(state);

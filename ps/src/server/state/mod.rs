@@ -38,6 +38,7 @@ use crate::owner_tasks::OwnerTasks;
 use crate::parameter_group::stretches;
 use crate::proto;
 use crate::replication_log::ReplicaRole;
+use crate::series::past::SharedPast;
 use crate::server::config::ServerConfig;
 use crate::shm::{self, Mapping, Offer};
 use crate::sparse::{Place, TableSpec, Tables};
@@ -78,6 +79,8 @@ pub struct ServerState {
     pub sharing: Option<Mutex<Sharing>>,
     /// The points of metrics that trainers send, on server 0 of a job that keeps them.
     pub series: Option<Series>,
+    /// The curves of the job until now, on server 0.
+    pub past: SharedPast,
     /// The batches of each trainer, on server 0 of an elastic job.
     pub batch_assignments: Option<BatchAssignments>,
     membership: Mutex<Membership>,
@@ -122,6 +125,7 @@ impl ServerState {
             replication,
             sharing,
             series,
+            past: SharedPast::default(),
             batch_assignments,
             known: Notify::new(),
             tables: Mutex::default(),

@@ -32,39 +32,81 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Pieces that are written at once.
 const AT_ONCE: usize = 16;
 
-/// Writes until `stop`, then what has come until then.
-pub async fn run(state: Arc<ServerState>, stop: CancellationToken) {
-    let Some(pieces) = state.series.as_ref().and_then(|series| series.pieces()) else { return };
-    let Some(folder) = stop.run_until_cancelled(folder(&state)).await else { return };
+/// Writes until `stop`, then what has come until then. Without a folder it keeps what is measured in memory, if a page can ask for
+/// that (`is_asked`).
+pub async fn run(state: Arc<ServerState>, is_asked: bool, stop: CancellationToken) {
+    let Some(pieces) = state.series.as_ref().and_then(|series| series.pieces()) else {
+        if is_asked && state.config.index == 0 {
+            stop.run_until_cancelled(remember(state)).await;
+        }
+        return;
+    };
+    let known = async {
+        loop {
+            if let Some(folder) = folder(&state) {
+                return folder;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    let Some(folder) = stop.run_until_cancelled(known).await else { return };
     let writer = Arc::new(Mutex::new(SeriesWriter::new(folder.clone(), state.recovery.instance)));
     Task::new(state, folder, writer).run(pieces, stop).await;
 }
 
-/// Returns the folder of the series; with checkpoints when the run is known.
-async fn folder(state: &ServerState) -> Folder {
+/// Returns the folder of the series, if there is one; with checkpoints when the run is known.
+pub fn folder(state: &ServerState) -> Option<Folder> {
+    state.series.as_ref()?;
     if let Some(folder) = &state.config.series {
-        return folder.clone();
+        return Some(folder.clone());
     }
+    let (checkpoint, run) = (state.config.checkpoint.as_ref()?, state.recovery.run()?);
+    Some(Runs::new(&checkpoint.folder).catalog(run).folder().folder(IN_RUN))
+}
+
+/// Keeps in memory what is measured, and what the trainers report.
+async fn remember(state: Arc<ServerState>) {
+    let (mut measuring, mut ticks) = (Measuring::new(state.clone()), ticks());
     loop {
-        if let (Some(checkpoint), Some(run)) = (&state.config.checkpoint, state.recovery.run()) {
-            return Runs::new(&checkpoint.folder).catalog(run).folder().folder(IN_RUN);
-        }
-        tokio::time::sleep(PAUSE).await;
+        ticks.tick().await;
+        let pieces = measuring.with_trainers();
+        state.past.take(pieces).await;
     }
 }
 
+/// Returns what the trainers of `status` report as points of their series.
+fn reported(status: &proto::StatusReply, unix_seconds: f64) -> Vec<(Source, Entry)> {
+    let has_said = |trainer: &&proto::TrainerStatus| trainer.step > 0 && !trainer.metrics.is_empty();
+    let point = |trainer: &proto::TrainerStatus| {
+        let values = trainer.metrics.iter().map(|(name, value)| (name.clone(), *value as f32)).collect();
+        (Source::Trainer(trainer.index), Entry::Point(Point { step: trainer.step, unix_seconds, values }))
+    };
+    status.trainers.iter().filter(has_said).map(point).collect()
+}
+
+fn ticks() -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 struct Task {
-    state: Arc<ServerState>,
+    measuring: Measuring,
     folder: Folder,
     /// Locked while the disk works, and by nothing else.
     writer: Arc<Mutex<SeriesWriter>>,
     /// The points that are written and not durable yet, by trainer, as [`Piece::until`].
     unkept: BTreeMap<u32, (u64, u64)>,
+    /// When the log said last that the series cannot be written.
+    warned: Option<Instant>,
+}
+
+/// Measures what this server knows of the whole job.
+struct Measuring {
+    state: Arc<ServerState>,
     measured: Option<Measured>,
     /// The epoch of the newest point. In a new one the points above its first step are discarded.
     epoch: Option<u64>,
-    /// When the log said last that the series cannot be written.
-    warned: Option<Instant>,
 }
 
 /// The last measurement.
@@ -79,19 +121,18 @@ struct Measured {
 
 impl Task {
     fn new(state: Arc<ServerState>, folder: Folder, writer: Arc<Mutex<SeriesWriter>>) -> Self {
-        Self { state, folder, writer, unkept: BTreeMap::new(), measured: None, epoch: None, warned: None }
+        Self { measuring: Measuring::new(state), folder, writer, unkept: BTreeMap::new(), warned: None }
     }
 
     async fn run(&mut self, mut pieces: mpsc::Receiver<Piece>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = ticks();
         let (mut batch, mut unwritten) = (Vec::new(), Vec::new());
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 _ = ticks.tick() => {
-                    let measured = self.measure();
+                    let measured = self.measuring.measure();
                     unwritten = self.insist(measured.into_iter().collect(), &stop).await;
                     self.flush().await;
                 }
@@ -104,7 +145,7 @@ impl Task {
         // First those of which a part may be in a file already, so that they take the same place there.
         batch = unwritten;
         pieces.recv_many(&mut batch, usize::MAX).await;
-        batch.extend(self.measure());
+        batch.extend(self.measuring.measure());
         match self.write(&Arc::new(batch)).await {
             Ok(()) => self.flush().await,
             Err(error) => tracing::warn!(%error, "the last metrics are not in {}", self.folder.display()),
@@ -152,9 +193,24 @@ impl Task {
             return;
         }
         let kept = std::mem::take(&mut self.unkept);
-        if let Some(series) = &self.state.series {
+        if let Some(series) = &self.measuring.state.series {
             kept.into_iter().for_each(|(trainer, until)| series.kept(trainer, until));
         }
+    }
+}
+
+impl Measuring {
+    const fn new(state: Arc<ServerState>) -> Self {
+        Self { state, measured: None, epoch: None }
+    }
+
+    /// Returns what this server knows of the whole job and of each trainer. Until it knows the steps of all trainers it has none of the
+    /// job's.
+    fn with_trainers(&mut self) -> Vec<(Source, Entry)> {
+        let mut pieces = reported(&coordination::status(&self.state), unix_seconds());
+        let measured = self.measure().filter(|_| self.epoch.is_some());
+        pieces.extend(measured.into_iter().flat_map(|piece| piece.entries).map(|entry| (Source::Job, entry)));
+        pieces
     }
 
     /// Returns what this server knows of the whole job, if training has moved since the last time. Discards the points of
@@ -242,8 +298,8 @@ mod tests {
 
     const NOTHING: [(&str, u64); 0] = [];
 
-    /// The task of a job of two trainers that have joined.
-    fn task(folder: &Folder, keeps_state: bool) -> Task {
+    /// Measures a job of two trainers that have joined.
+    fn measuring(folder: &Folder, keeps_state: bool) -> Measuring {
         let servers = vec!["ps-0:29500".to_owned()];
         let environment = Environment::new("mnist", "job-1", servers.clone(), 2, Training::default());
         let checkpoint = CheckpointConfig {
@@ -265,13 +321,12 @@ mod tests {
             let id = proto::TrainerId { job_uid: "job-1".into(), index, incarnation: 0 };
             state.members().join(&id, Vec::new(), 1000, now()).expect("joins");
         }
-        let writer = Arc::new(Mutex::new(SeriesWriter::new(folder.clone(), 1)));
-        Task::new(state, folder.clone(), writer)
+        Measuring::new(state)
     }
 
     /// Returns the steps that it goes back to, and those of points.
-    fn measured(task: &mut Task) -> Vec<(&'static str, u64)> {
-        let entries = task.measure().map(|piece| piece.entries).unwrap_or_default();
+    fn measured(measuring: &mut Measuring) -> Vec<(&'static str, u64)> {
+        let entries = measuring.measure().map(|piece| piece.entries).unwrap_or_default();
         let described = entries.into_iter().map(|entry| match entry {
             Entry::Rewind(step) => ("back to", step),
             Entry::Point(point) => ("at", point.step),
@@ -282,22 +337,22 @@ mod tests {
     #[tokio::test]
     async fn without_checkpoints_the_series_begins_anew_when_the_steps_of_all_trainers_are_known() {
         let scratch = tempfile::tempdir().expect("a folder");
-        let mut task = task(&Folder::from(scratch.path()), false);
-        assert_eq!(measured(&mut task), NOTHING);
-        task.state.members().gave(0, 499, now());
-        assert_eq!(measured(&mut task), [("at", 250)], "the writer has later points, and leaves it out");
-        assert_eq!(measured(&mut task), NOTHING);
-        task.state.members().gave(1, 499, now());
-        assert_eq!(measured(&mut task), [("back to", 499), ("at", 500)]);
-        task.state.members().gave(1, 501, now());
-        assert_eq!(measured(&mut task), [("at", 501)]);
+        let mut measuring = measuring(&Folder::from(scratch.path()), false);
+        assert_eq!(measured(&mut measuring), NOTHING);
+        measuring.state.members().gave(0, 499, now());
+        assert_eq!(measured(&mut measuring), [("at", 250)], "the writer has later points, and leaves it out");
+        assert_eq!(measured(&mut measuring), NOTHING);
+        measuring.state.members().gave(1, 499, now());
+        assert_eq!(measured(&mut measuring), [("back to", 499), ("at", 500)]);
+        measuring.state.members().gave(1, 501, now());
+        assert_eq!(measured(&mut measuring), [("at", 501)]);
     }
 
     #[tokio::test]
     async fn with_checkpoints_the_series_goes_back_with_the_servers() {
         let scratch = tempfile::tempdir().expect("a folder");
-        let mut task = task(&Folder::from(scratch.path()), true);
-        let state = task.state.clone();
+        let mut measuring = measuring(&Folder::from(scratch.path()), true);
+        let state = measuring.state.clone();
         let restore = |epoch, steps: &[u64]| {
             state.recovery.set_epoch(0);
             state.members().rewind(steps, &Concluded::new(), now());
@@ -305,17 +360,41 @@ mod tests {
             state.recovery.set_whole();
         };
         state.members().gave(0, 7, now());
-        assert_eq!(measured(&mut task), NOTHING, "it has not gone to a checkpoint");
+        assert_eq!(measured(&mut measuring), NOTHING, "it has not gone to a checkpoint");
         restore(3, &[]);
-        assert_eq!(measured(&mut task), [("back to", 0)], "it begins from nothing");
-        assert_eq!(measured(&mut task), NOTHING);
+        assert_eq!(measured(&mut measuring), [("back to", 0)], "it begins from nothing");
+        assert_eq!(measured(&mut measuring), NOTHING);
         (0..2).for_each(|trainer| state.members().gave(trainer, 5, now()));
-        assert_eq!(measured(&mut task), [("at", 6)]);
+        assert_eq!(measured(&mut measuring), [("at", 6)]);
         state.recovery.set_epoch(0);
-        assert_eq!(measured(&mut task), NOTHING, "on the way");
+        assert_eq!(measured(&mut measuring), NOTHING, "on the way");
         restore(4, &[6, 6]);
-        assert_eq!(measured(&mut task), [("back to", 5), ("at", 6)], "the point at this step is written again");
+        assert_eq!(measured(&mut measuring), [("back to", 5), ("at", 6)], "the point at this step is written again");
         restore(5, &[2, 2]);
-        assert_eq!(measured(&mut task), [("back to", 1), ("at", 2)]);
+        assert_eq!(measured(&mut measuring), [("back to", 1), ("at", 2)]);
+    }
+
+    #[tokio::test]
+    async fn without_a_folder_what_the_trainers_report_is_measured_too() {
+        let environment = Environment::new("mnist", "job-1", vec!["ps-0:29500".into()], 2, Training::default());
+        let state = ServerState::new(ServerConfig { shared_memory: false, ..ServerConfig::new(&environment) });
+        assert_eq!(folder(&state), None);
+        let id = |index| proto::TrainerId { job_uid: "job-1".into(), index, incarnation: 0 };
+        (0..2).for_each(|index| state.members().join(&id(index), Vec::new(), 1000, now()).expect("joins"));
+        let mut measuring = Measuring::new(state.clone());
+        let mut said = |trainer, step: u64, loss| {
+            state.members().gave(trainer, step - 1, now());
+            state.members().report(&id(trainer), 0, [("loss".to_owned(), loss)].into(), now()).expect("reports");
+            let described = measuring.with_trainers().into_iter().map(|(source, entry)| match entry {
+                Entry::Rewind(step) => (source, step, None),
+                Entry::Point(point) => (source, point.step, point.values.get("loss").copied()),
+            });
+            described.collect::<Vec<_>>()
+        };
+        let (first, second) = (Source::Trainer(0), Source::Trainer(1));
+        assert_eq!(said(0, 10, 0.5), [(first, 10, Some(0.5))], "the other one has said nothing");
+        let all = [(first, 10, Some(0.5)), (second, 12, Some(0.25)), (Source::Job, 10, None), (Source::Job, 11, None)];
+        assert_eq!(said(1, 12, 0.25), all, "the series begins");
+        assert_eq!(said(1, 14, 0.25), [all[0], (second, 14, Some(0.25)), (Source::Job, 12, None)]);
     }
 }
