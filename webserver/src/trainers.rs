@@ -1,15 +1,10 @@
 //! Asks server 0 of the jobs that somebody looks at for its trainers.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, to_bytes};
-use axum::http::StatusCode;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use kubectl_psjob::web::jobs::{Id, Jobs};
 use psjobs_api::{METRICS_PORT, TrainersReport};
 use psjobs_web::trainers::Trainers;
@@ -17,12 +12,12 @@ use psjobs_web::{Board, now};
 use tokio::task::JoinSet;
 use tracing::debug;
 
+use crate::server_0::{Asker, Question};
+
 /// Time between two questions to one server.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long a server may take to answer. A later answer is dropped.
-const DEADLINE: Duration = Duration::from_secs(2);
-/// The longest answer that is read: a trainer has a few hundred bytes.
-const MOST_BYTES: usize = 8 << 20;
+/// A trainer has a few hundred bytes.
+const QUESTION: Question = Question { path: "/trainers", most_bytes: 8 << 20, deadline: Duration::from_secs(2) };
 /// Questions under way at once.
 const QUESTIONS: usize = 64;
 /// Time after which what a server said last is shown no more.
@@ -31,9 +26,9 @@ const OLD: Duration = Duration::from_secs(15);
 /// The jobs that are looked at, and what their servers have said.
 pub struct Asking {
     board: Arc<Board>,
-    client: Client<HttpConnector, Body>,
+    asker: Asker,
     jobs: BTreeMap<String, Asked>,
-    questions: JoinSet<(String, String, Result<TrainersReport, String>)>,
+    questions: JoinSet<(String, String, Result<Option<TrainersReport>, String>)>,
 }
 
 /// One job that is looked at.
@@ -50,9 +45,7 @@ struct Asked {
 
 impl Asking {
     pub fn new(board: Arc<Board>) -> Self {
-        // A connection that is kept until the next question would only keep a server from ending.
-        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
-        Self { board, client, jobs: BTreeMap::new(), questions: JoinSet::new() }
+        Self { board, asker: Asker::default(), jobs: BTreeMap::new(), questions: JoinSet::new() }
     }
 
     /// Shows the answers that have come, and asks the servers that are due `now`.
@@ -77,21 +70,22 @@ impl Asking {
                 continue;
             };
             (asked.is_asked, asked.asked) = (true, Some(now));
-            let (client, uid) = (self.client.clone(), asked.uid.clone());
+            let (asker, uid) = (self.asker.clone(), asked.uid.clone());
+            let server = SocketAddr::new(server, METRICS_PORT);
             self.questions.spawn(async move {
-                let answer = tokio::time::timeout(DEADLINE, ask(&client, server)).await;
-                (key, uid, answer.unwrap_or_else(|_| Err("it did not answer in time".to_owned())))
+                let answer = asker.ask(server, QUESTION).await;
+                (key, uid, answer)
             });
         }
     }
 
-    fn take(&mut self, jobs: &Jobs, key: &str, uid: &str, answer: Result<TrainersReport, String>, at: Instant) {
+    fn take(&mut self, jobs: &Jobs, key: &str, uid: &str, answer: Result<Option<TrainersReport>, String>, at: Instant) {
         let Some(asked) = self.jobs.get_mut(key) else { return };
         asked.is_asked = false;
         match answer {
             // It was deleted meanwhile: the board would have it again.
             Ok(_) if find(jobs, key).is_none_or(|(_, found)| found != uid) => {}
-            Ok(report) => {
+            Ok(Some(report)) => {
                 asked.answered = Some(at);
                 let trainers = &mut asked.trainers;
                 self.board.change(key, |job, curves| {
@@ -100,6 +94,7 @@ impl Asking {
                     }
                 });
             }
+            Ok(None) => debug!("server 0 of {key} is of an older version and says nothing of its trainers"),
             Err(error) => debug!("server 0 of {key} says nothing of its trainers: {error}"),
         }
     }
@@ -111,15 +106,4 @@ fn find(jobs: &Jobs, key: &str) -> Option<(Id, String)> {
     let id = Id { namespace: namespace.to_owned(), name: name.to_owned() };
     let uid = jobs.job(&id)?.metadata.uid.clone()?;
     Some((id, uid))
-}
-
-async fn ask(client: &Client<HttpConnector, Body>, server: IpAddr) -> Result<TrainersReport, String> {
-    let address = SocketAddr::new(server, METRICS_PORT);
-    let uri = format!("http://{address}/trainers").parse().map_err(|error| format!("{address}: {error}"))?;
-    let reply = client.get(uri).await.map_err(|error| error.to_string())?;
-    if reply.status() != StatusCode::OK {
-        return Err(format!("it answered {}", reply.status()));
-    }
-    let body = to_bytes(Body::new(reply.into_body()), MOST_BYTES).await.map_err(|error| error.to_string())?;
-    serde_json::from_slice(&body).map_err(|error| error.to_string())
 }

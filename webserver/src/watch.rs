@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use crate::record::{Entry, Subject, text};
 use crate::recorder::{Due, Recorder, Tails};
 use crate::records::{Loaded, Records};
+use crate::series::Series;
 use crate::tails;
 use crate::trainers::Asking;
 
@@ -45,6 +46,7 @@ struct Running {
     watch: Watch,
     recorder: Recorder,
     asking: Asking,
+    series: Series,
     work: JoinSet<Done>,
     /// The time to read the records, unless all are read.
     load: Option<Instant>,
@@ -72,6 +74,7 @@ impl Watch {
         let mut running = Running {
             load: self.records.are_kept().then(Instant::now),
             asking: Asking::new(self.board.clone()),
+            series: Series::new(self.board.clone()),
             watch: self,
             recorder: Recorder::default(),
             work: JoinSet::new(),
@@ -95,6 +98,7 @@ impl Running {
             self.show(&id, jobs);
         }
         self.asking.tick(jobs, Instant::now());
+        self.series.tick(jobs, Instant::now());
         if !self.is_busy && self.load.is_some_and(|from| from <= Instant::now()) {
             self.is_busy = true;
             let records = self.watch.records.clone();
@@ -171,6 +175,7 @@ impl Running {
 
     /// Shows a job: by its record, if it has one, else as the cluster has it.
     fn show(&mut self, id: &Id, jobs: &mut Jobs) {
+        self.series.see(id, jobs.job(id), Instant::now());
         let Watch { board, records, .. } = &self.watch;
         let key = id.to_string();
         let uid = jobs.job(id).map(|job| job.metadata.uid.clone().unwrap_or_default());

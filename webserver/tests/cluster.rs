@@ -9,7 +9,7 @@ use axum::routing::get;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use psjobs_api::trainers_report::TimeSpent;
-use psjobs_api::{METRICS_PORT, TrainerReport, TrainerState, TrainersReport};
+use psjobs_api::{METRICS_PORT, SeriesCurve, SeriesReport, TrainerReport, TrainerState, TrainersReport};
 use serde_json::{Value, json};
 use support::operator::{Team, api_server, eventually};
 use support::{Page, create, delete, progress, rights_of_chart, token, write_status};
@@ -105,7 +105,7 @@ async fn a_job_is_shown_to_those_who_may_list_it_and_looks_the_same_after_it_was
 const POD: &str = "127.0.0.13";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_somebody_looks_at_shows_its_trainers() {
+async fn a_job_that_runs_already_is_shown_with_its_past_and_its_trainers() {
     let Some(server) = api_server().await else { return };
     let team = Team::on(server, "page").await;
     let config = rights_of_chart(server, format!("the-page-of-{}", team.namespace)).await;
@@ -129,7 +129,20 @@ async fn a_job_that_somebody_looks_at_shows_its_trainers() {
         };
         TrainersReport { step: 80, trainers: (0..2).map(trainer).collect(), staleness: vec![70, 10] }
     };
-    let router = Router::new().route("/trainers", get(async move || serde_json::to_string(&report()).expect("JSON")));
+    let loss = |trainer, values: [f64; 2]| SeriesCurve {
+        metric: "loss".into(),
+        trainer,
+        values: [None].into_iter().chain(values.map(Some)).collect(),
+    };
+    let past = SeriesReport {
+        steps: vec![2, 4, 6],
+        times: vec![2_000, 4_000, 6_000],
+        examples_per_second: vec![Some(1.5); 3],
+        curves: vec![loss(None, [0.9, 0.8]), loss(Some(1), [0.7, 0.6])],
+    };
+    let router = Router::new()
+        .route("/trainers", get(async move || serde_json::to_string(&report()).expect("JSON")))
+        .route("/series", get(async move || past.clone().to_json().expect("JSON")));
     let serving = tokio::spawn(axum::serve(listener, router).into_future());
 
     create(&team, "mnist").await;
@@ -146,7 +159,16 @@ async fn a_job_that_somebody_looks_at_shows_its_trainers() {
     let page = Page::start(&config, folder.path()).await;
     let mnist = format!("/events/{}/mnist", team.namespace);
     let looking = page.look_at(&mnist, &reader).await;
-    let job = page.until(&mnist, &reader, |job| !job["trainers"][1]["time"].is_null()).await;
+    let points = |job: &Value, metric: &str, trainer: Value| -> Vec<Value> {
+        let curves = job["curves"]["curves"].as_array().cloned().unwrap_or_default();
+        let found =
+            curves.into_iter().find(|curve| (&curve["metric"], &curve["trainer"]) == (&json!(metric), &trainer));
+        found.and_then(|curve| Some(curve["points"].as_array()?.clone())).unwrap_or_default()
+    };
+    let is_whole = |job: &Value| {
+        !job["trainers"][1]["time"].is_null() && points(job, "loss", Value::Null).first() == Some(&json!(4))
+    };
+    let job = page.until(&mnist, &reader, is_whole).await;
     let trainer = &job["trainers"][1];
     assert_eq!(
         (&trainer["name"], &trainer["state"], &trainer["isSlow"]),
@@ -154,9 +176,15 @@ async fn a_job_that_somebody_looks_at_shows_its_trainers() {
     );
     assert!((trainer["time"]["forward"].as_f64().expect("a share") - 0.5).abs() < 0.01, "{trainer}");
     assert_eq!(job["staleness"], json!([70, 10]));
-    let curves = job["curves"]["curves"].as_array().expect("curves");
-    let own = curves.iter().find(|curve| curve["trainer"] == "trainer-1").expect("a curve of the trainer");
-    assert_eq!((&own["metric"], &own["points"][0], &own["points"][2]), (&json!("loss"), &json!(80), &json!(1.0)));
+    for (metric, trainer, wanted) in [
+        ("loss", Value::Null, json!([[4, 0.9], [6, 0.8], [10, 0.5]])),
+        ("loss", json!("trainer-1"), json!([[4, 0.7], [6, 0.6], [80, 1.0]])),
+        ("examples/s", Value::Null, json!([[2, 1.5], [4, 1.5], [6, 1.5]])),
+    ] {
+        let found = points(&job, metric, trainer.clone());
+        let found: Vec<Value> = found.chunks(3).map(|point| json!([point[0], point[2]])).collect();
+        assert_eq!(json!(found), wanted, "{metric} of {trainer}");
+    }
 
     // A server that does not answer is soon shown no more.
     serving.abort();

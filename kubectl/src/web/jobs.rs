@@ -259,7 +259,7 @@ impl Jobs {
     }
 
     /// Returns the points that the curves of each job have room for.
-    fn share(&self) -> usize {
+    pub fn share(&self) -> usize {
         POINTS / self.all.len().max(1)
     }
 
