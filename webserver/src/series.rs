@@ -13,7 +13,7 @@ use psjobs_web::Board;
 use tokio::task::JoinSet;
 use tracing::debug;
 
-use crate::server_0::{Asker, Question};
+use crate::server_0::{Answer, Asker, Question};
 
 const QUESTION: Question = Question { path: "/series", most_bytes: MOST_BYTES, deadline: Duration::from_secs(10) };
 /// Time without progress of a job after which points are missing. The operator writes progress every 10 s.
@@ -30,7 +30,7 @@ pub struct Series {
     board: Arc<Board>,
     asker: Asker,
     jobs: BTreeMap<Id, Trained>,
-    questions: JoinSet<(Id, String, Result<Option<SeriesReport>, String>)>,
+    questions: JoinSet<(Id, String, Answer<SeriesReport>)>,
 }
 
 /// One job that trains.
@@ -99,7 +99,7 @@ impl Series {
         }
     }
 
-    fn take(&mut self, jobs: &Jobs, id: &Id, uid: &str, answer: Result<Option<SeriesReport>, String>, now: Instant) {
+    fn take(&mut self, jobs: &Jobs, id: &Id, uid: &str, answer: Answer<SeriesReport>, now: Instant) {
         // A job that has ended meanwhile has its record, or is about to get it.
         let Some(known) = self.jobs.get_mut(id).filter(|known| known.uid == uid) else { return };
         known.answered(answer.is_ok(), now);

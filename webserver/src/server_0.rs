@@ -23,6 +23,9 @@ pub struct Question {
     pub deadline: Duration,
 }
 
+/// The answer of a server; `None` if it does not know the question, because it is of an older version. The text says why there is none.
+pub type Answer<T> = Result<Option<T>, String>;
+
 /// Asks servers.
 #[derive(Clone)]
 pub struct Asker(Client<HttpConnector, Body>);
@@ -37,16 +40,16 @@ impl Default for Asker {
 }
 
 impl Asker {
-    /// Returns the answer of a server; `None` if it does not know the question, because it is of an older version.
+    /// Returns the answer of a server.
     ///
     /// # Errors
-    /// If there is no such answer; the text says why.
-    pub async fn ask<T: DeserializeOwned>(&self, server: SocketAddr, question: Question) -> Result<Option<T>, String> {
+    /// As [`Answer`].
+    pub async fn ask<T: DeserializeOwned>(&self, server: SocketAddr, question: Question) -> Answer<T> {
         let answer = tokio::time::timeout(question.deadline, self.read(server, question)).await;
         answer.unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
     }
 
-    async fn read<T: DeserializeOwned>(&self, server: SocketAddr, question: Question) -> Result<Option<T>, String> {
+    async fn read<T: DeserializeOwned>(&self, server: SocketAddr, question: Question) -> Answer<T> {
         let Question { path, most_bytes, .. } = question;
         let uri = format!("http://{server}{path}").parse().map_err(|error| format!("{server}: {error}"))?;
         let reply = self.0.get(uri).await.map_err(|error| error.to_string())?;

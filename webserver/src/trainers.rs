@@ -12,7 +12,7 @@ use psjobs_web::{Board, now};
 use tokio::task::JoinSet;
 use tracing::debug;
 
-use crate::server_0::{Asker, Question};
+use crate::server_0::{Answer, Asker, Question};
 
 /// Time between two questions to one server.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ pub struct Asking {
     board: Arc<Board>,
     asker: Asker,
     jobs: BTreeMap<String, Asked>,
-    questions: JoinSet<(String, String, Result<Option<TrainersReport>, String>)>,
+    questions: JoinSet<(String, String, Answer<TrainersReport>)>,
 }
 
 /// One job that is looked at.
@@ -79,7 +79,7 @@ impl Asking {
         }
     }
 
-    fn take(&mut self, jobs: &Jobs, key: &str, uid: &str, answer: Result<Option<TrainersReport>, String>, at: Instant) {
+    fn take(&mut self, jobs: &Jobs, key: &str, uid: &str, answer: Answer<TrainersReport>, at: Instant) {
         let Some(asked) = self.jobs.get_mut(key) else { return };
         asked.is_asked = false;
         match answer {

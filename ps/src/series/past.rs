@@ -73,7 +73,7 @@ impl Past {
         };
         let is_small = (2..=TRAINERS).contains(&status.trainers.len());
         let of_trainers = status.trainers.iter().filter(|_| is_small).flat_map(|trainer| {
-            trainer.metrics.keys().filter_map(|name| {
+            trainer.metrics.keys().filter_map(move |name| {
                 let curve = find(Source::Trainer(trainer.index), name)?;
                 Some(SeriesCurve { metric: name.clone(), trainer: Some(trainer.index), values: values(curve) })
             })
@@ -183,9 +183,9 @@ mod tests {
         assert_eq!(report.examples_per_second, [Some(100.0), Some(50.0)]);
         for (metric, trainer, wanted) in [
             ("loss", None, Some(&[None, Some(0.1)][..])),
-            ("accuracy", None, Some(&[Some(0.5), Some(0.5)])),
-            ("loss", Some(0), Some(&[None, Some(0.1)])),
-            ("loss", Some(1), Some(&[Some(0.9), None])),
+            ("accuracy", None, Some(&[Some(0.5), Some(0.5)][..])),
+            ("loss", Some(0), Some(&[None, Some(0.1)][..])),
+            ("loss", Some(1), Some(&[Some(0.9), None][..])),
             ("waiting", Some(1), None),
             ("staleness", None, None),
         ] {
