@@ -17,6 +17,7 @@ pub mod feedback;
 pub mod fp16;
 pub mod int8;
 pub mod onebit;
+pub mod pieces;
 pub mod topk;
 
 use std::fmt;
@@ -24,6 +25,7 @@ use std::fmt;
 use psjobs_api::training;
 
 pub use feedback::Feedback;
+pub use pieces::Pieces;
 
 /// The form of a payload. Decoding needs nothing else: chunk sizes are fixed, and top-k's number
 /// of elements follows from the payload's length.

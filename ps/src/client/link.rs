@@ -2,6 +2,7 @@
 //! one or several, each over a connection of its own.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use psjobs_api::env::MOST_CONNECTIONS;
@@ -14,7 +15,7 @@ use super::ballots::Leader;
 use super::config::SessionConfig;
 use super::connecting::{Failure, connect, enter, persist_any};
 use super::error::ClientError;
-use super::lane::{Event, Lane, Name};
+use super::lane::{self, Event, Lane, Name};
 use crate::layout::Layout;
 use crate::proto;
 use crate::proto::coordination_client::CoordinationClient;
@@ -57,6 +58,8 @@ pub struct Opening<'a> {
     /// Their values where all servers have gone back to the beginning.
     pub initial: &'a [f32],
     pub buffers: &'a Buffers,
+    /// The mapping through which streams write parameters.
+    pub landed: &'a Arc<Mapping>,
     pub events: &'a mpsc::UnboundedSender<Event>,
 }
 
@@ -110,7 +113,8 @@ impl Link {
             };
             let name = Name { server, lane, generation: opening.generation };
             // The whole step fits, so that the training thread never waits to hand over a block.
-            lanes.insert(lane, Lane::open(name, channel, open, blocks + 1, opening.buffers, opening.events).await?);
+            let memory = lane::Memory { queue: blocks + 1, buffers: opening.buffers, parameters: opening.landed };
+            lanes.insert(lane, Lane::open(name, channel, open, memory, opening.events).await?);
         }
         let window = (reply.window as usize).clamp(1, wire::WINDOW);
         let proto::JoinReply { next_step, epoch, trainer_momentum, leader_term, .. } = reply;
@@ -148,6 +152,11 @@ impl Link {
     /// Returns a stream.
     pub fn lane(&self, lane: u32) -> &Lane {
         &self.lanes[&lane]
+    }
+
+    /// Lets no answer of its streams land any more.
+    pub fn withdraw(&self) {
+        self.lanes.values().for_each(Lane::withdraw);
     }
 
     /// The connection of the first stream.

@@ -12,6 +12,7 @@ mod error;
 mod exchange;
 mod first_step;
 mod gradual_step;
+mod landing;
 mod lane;
 mod last_heard;
 mod layers;

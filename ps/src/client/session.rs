@@ -7,6 +7,7 @@ mod stepping;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -44,6 +45,8 @@ pub struct AsyncSession {
     layout: Layout,
     links: Vec<Link>,
     memory: Mapping,
+    /// Maps `memory` again, for the streams to write parameters.
+    landed: Arc<Mapping>,
     /// The first values of blocks, in jobs that may go back to their beginning: with checkpoints, before the first.
     initial: Vec<f32>,
     /// Where the servers leave it to the trainers.
@@ -69,6 +72,10 @@ pub struct AsyncSession {
     generation: u64,
 }
 
+fn map_again(memory: &Mapping) -> io::Result<Mapping> {
+    Mapping::receive(memory.file().try_clone_to_owned()?, memory.elements())
+}
+
 /// How a step, or a pull, ended.
 enum Settled {
     /// Every block has come.
@@ -88,8 +95,9 @@ impl AsyncSession {
         if initial.len() != layout.elements() {
             return Err(ClientError::InitialValues { tensors: layout.elements(), values: initial.len() });
         }
-        let mut memory =
-            Mapping::new(initial.len()).map_err(|source| ClientError::Memory { elements: initial.len(), source })?;
+        let no_memory = |source| ClientError::Memory { elements: initial.len(), source };
+        let mut memory = Mapping::new(initial.len()).map_err(no_memory)?;
+        let landed = Arc::new(map_again(&memory).map_err(no_memory)?);
         memory.parameters_mut().copy_from_slice(initial);
         // Not more than one answer for each block, and its end, of a link.
         let (sender, events) = mpsc::unbounded_channel();
@@ -98,6 +106,7 @@ impl AsyncSession {
             connect_timeout: config.connect_timeout,
             links: Vec::new(),
             memory,
+            landed,
             initial: initial.to_vec(),
             momentum: None,
             coder: Coder::new(&config.compression, buffers.clone()),
@@ -161,7 +170,7 @@ impl AsyncSession {
     /// # Errors
     /// If the system does not map them.
     pub fn map_memory(&self) -> io::Result<Mapping> {
-        Mapping::receive(self.memory.file().try_clone_to_owned()?, self.memory.elements())
+        map_again(&self.memory)
     }
 
     /// Sets the steps that this trainer is going to do, or in an elastic job the batches that all are going to read, if

@@ -3,7 +3,8 @@
 //!
 //! The two sides alternate: the trainer writes gradients and reads parameters until it sends a
 //! step's frames or begins a pull, the server reads those gradients and writes those parameters until
-//! it answers, or the pull is over.
+//! it answers, or the pull is over. A trainer's own streams write parameters as a server does, through a second
+//! mapping, from a gradient's departure until its answer is complete or the exchange ends (`client/landing.rs`).
 //! Every bit pattern is a valid f32, and no length or index is ever read from the memory, so a
 //! trainer that breaks this order spoils its own numbers and nothing else.
 #![allow(unsafe_code)]
@@ -27,8 +28,8 @@ pub struct Mapping {
 // SAFETY: the mapping belongs to this value and is reached through it alone; it is as free to move
 // between threads as a Vec<f32>.
 unsafe impl Send for Mapping {}
-// SAFETY: through `&self` one can read, and write parameters by `write_parameters`, whose callers
-// (the owner tasks of blocks) write disjoint ranges, while the trainer waits.
+// SAFETY: through `&self` one can read, and write parameters by `fill_parameters`, whose callers
+// (the owner tasks of blocks, or the streams of a trainer) write disjoint ranges, while the trainer waits.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -133,13 +134,21 @@ impl Mapping {
     /// # Panics
     /// If they do not fit within the model.
     pub fn write_parameters(&self, start: usize, values: &[f32]) {
-        assert!(start.checked_add(values.len()).is_some_and(|end| end <= self.elements), "parameters within the model");
-        // SAFETY: checked to be within the second half; a server makes no slice of that half, and
-        // two blocks never overlap, so nothing else in this process touches these elements.
-        unsafe {
-            let target = self.base.as_ptr().add(self.elements + start);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), target, values.len());
-        }
+        self.fill_parameters(start, values.len(), |target| target.copy_from_slice(values));
+    }
+
+    /// Lets `fill` write `elements` parameters from `start` on, for a trainer that waits for them. No two threads fill the
+    /// same ones at a time, and no slice of this mapping's parameters exists meanwhile.
+    ///
+    /// # Panics
+    /// If they do not fit within the model.
+    pub fn fill_parameters(&self, start: usize, elements: usize, fill: impl FnOnce(&mut [f32])) {
+        assert!(start.checked_add(elements).is_some_and(|end| end <= self.elements), "parameters within the model");
+        // SAFETY: checked to be within the second half. Whoever calls this makes no other slice of that half of this mapping,
+        // and a block is filled by one thread at a time (its owner task, or its stream under the lock of its `Landing`), so
+        // nothing else reaches these elements through this mapping. Another process, or the trainer's first mapping, may look
+        // at the same memory: see above.
+        fill(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.elements + start), elements) });
     }
 }
 

@@ -3,13 +3,16 @@
 
 use bytes::{BufMut as _, Bytes};
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::buffers::{Buffer, Buffers};
 use crate::proto;
 
 /// Bytes in front of every message.
 pub const PREFIX: usize = 5;
+/// Longest that the fields of a `ParameterBlock` before its payload are, with the payload's key and length: three numbers
+/// of up to 10 bytes with their keys, one of up to 5, and the payload's.
+pub const LONGEST_HEAD: usize = 3 * 11 + 6 + 6;
 /// Number of `ExchangeRequest.gradient`.
 const GRADIENT: u32 = 2;
 /// Number of `GradientBlock.payload`.
@@ -55,6 +58,28 @@ pub fn parameters(
     prefix(&mut start, head.encoded_len() + payload_len(PARAMETER_PAYLOAD, payload));
     head.encode(&mut start).expect("a Vec grows");
     finish(buffers, start, PARAMETER_PAYLOAD, payload, fill)
+}
+
+/// Reads the fields of a `ParameterBlock` of `length` bytes up to its payload, from its first bytes. Returns them and where
+/// the payload begins. `None` if it is not written as [`parameters`] does, with the payload as its end.
+#[must_use]
+pub fn parameters_head(start: &[u8], length: usize) -> Option<(proto::ParameterBlock, usize)> {
+    let start = &start[..start.len().min(length)];
+    let mut rest = start;
+    loop {
+        let fields = start.len() - rest.len();
+        let (field, wire) = decode_key(&mut rest).ok()?;
+        let number = decode_varint(&mut rest).ok()?;
+        let behind = start.len() - rest.len();
+        match wire {
+            WireType::Varint => {}
+            WireType::LengthDelimited if field == PARAMETER_PAYLOAD && number == (length - behind) as u64 => {
+                let head = proto::ParameterBlock::decode(&start[..fields]).ok()?;
+                return Some((head, behind));
+            }
+            _ => return None,
+        }
+    }
 }
 
 /// A `Replica` with an update: `head` without its payload, and `payload` bytes that `fill` writes.

@@ -1,7 +1,7 @@
 //! How blocks travel: gRPC messages written and read by hand over the HTTP/2 bodies of tonic. The
 //! bytes are those that generated code would write, so any gRPC client can take part; but a payload
-//! is copied once on its way out and once on its way in, into memory that is used again
-//! ([`buffers`]). [`frame`] writes messages, [`Reader`] takes them out of a body, [`Outgoing`] is the
+//! is copied once on its way out and once on its way in, into memory that is used again ([`buffers`]) or
+//! to where its values belong ([`Reader::pieces`]). [`frame`] writes messages, [`Reader`] takes them out of a body, [`Outgoing`] is the
 //! body that carries them.
 
 pub mod buffers;

@@ -9,8 +9,9 @@ use prost::Message;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::frame::PREFIX;
+use super::frame::{self, LONGEST_HEAD, PREFIX};
 use super::{Buffers, MAX_FIRST_MESSAGE, MAX_MESSAGE};
+use crate::proto;
 use crate::unknown_peers::Peer;
 
 /// Reads the messages of one direction of a call.
@@ -57,17 +58,54 @@ impl Reader {
     /// # Errors
     /// Returns the status that the other side ended with, or the fault of its message.
     pub async fn message<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
-        let Some(length) = self.length().await? else { return Ok(None) };
-        if length > MAX_MESSAGE {
-            return Err(Status::invalid_argument(format!(
-                "a message of {length} bytes is longer than {MAX_MESSAGE}; send one block a message"
-            )));
+        let Some(length) = self.length_of_block().await? else { return Ok(None) };
+        decode(self.bytes(length).await?)
+    }
+
+    /// Begins to read a `ParameterBlock`, and returns it with the length of the payload that is still to be read, by
+    /// [`Reader::pieces`] or [`Reader::bytes`]; `None` at a good end. A message that is written otherwise than servers do
+    /// comes whole, with its payload in it, and the length 0.
+    ///
+    /// # Errors
+    /// As [`Reader::message`].
+    pub async fn block(&mut self) -> Result<Option<(proto::ParameterBlock, usize)>, Status> {
+        let Some(length) = self.length_of_block().await? else { return Ok(None) };
+        self.gather(length.min(LONGEST_HEAD)).await?;
+        if let Some((head, at)) = frame::parameters_head(&self.piece, length) {
+            self.piece.advance(at);
+            return Ok(Some((head, length - at)));
         }
+        let whole: Option<proto::ParameterBlock> = decode(self.bytes(length).await?)?;
+        Ok(whole.map(|block| (block, 0)))
+    }
+
+    /// Reads `length` bytes and hands them to `take` in the pieces that they come in, without a copy.
+    ///
+    /// # Errors
+    /// As [`Reader::message`].
+    pub async fn pieces(&mut self, mut length: usize, mut take: impl FnMut(&[u8])) -> Result<(), Status> {
+        while length > 0 {
+            if self.piece.is_empty() {
+                self.piece = self.next_piece().await?.ok_or_else(cut)?;
+            }
+            let n = self.piece.len().min(length);
+            take(&self.piece[..n]);
+            self.advance(n);
+            length -= n;
+        }
+        Ok(())
+    }
+
+    /// Reads `length` bytes into one buffer.
+    ///
+    /// # Errors
+    /// As [`Reader::message`].
+    pub async fn bytes(&mut self, length: usize) -> Result<Bytes, Status> {
         let mut buffer = self.buffers.take(length);
         if !self.fill(buffer.bytes_mut()).await? && length > 0 {
             return Err(cut());
         }
-        decode(buffer.freeze())
+        Ok(buffer.freeze())
     }
 
     /// As [`Reader::message`], for a message by which the peer becomes known: a short one, in memory of its own, because the
@@ -102,6 +140,26 @@ impl Reader {
         Ok(Some(u32::from_be_bytes(length) as usize))
     }
 
+    /// As [`Reader::length`], for a message with a block.
+    async fn length_of_block(&mut self) -> Result<Option<usize>, Status> {
+        let length = self.length().await?;
+        if let Some(length) = length.filter(|length| *length > MAX_MESSAGE) {
+            return Err(Status::invalid_argument(format!(
+                "a message of {length} bytes is longer than {MAX_MESSAGE}; send one block a message"
+            )));
+        }
+        Ok(length)
+    }
+
+    /// Makes the received piece at least `length` bytes long. It mostly is: servers begin a piece with a message.
+    async fn gather(&mut self, length: usize) -> Result<(), Status> {
+        while self.piece.len() < length {
+            let next = self.next_piece().await?.ok_or_else(cut)?;
+            self.piece = if self.piece.is_empty() { next } else { [&self.piece[..], &next[..]].concat().into() };
+        }
+        Ok(())
+    }
+
     /// Fills `target`; false if the body ends before its first byte.
     async fn fill(&mut self, target: &mut [u8]) -> Result<bool, Status> {
         let mut done = 0;
@@ -115,10 +173,19 @@ impl Reader {
             }
             let n = self.piece.len().min(target.len() - done);
             target[done..done + n].copy_from_slice(&self.piece[..n]);
-            self.piece.advance(n);
+            self.advance(n);
             done += n;
         }
         Ok(true)
+    }
+
+    /// Goes on behind `n` bytes. A piece that has been read is let go of, because the connection receives the next one into
+    /// the same memory if no view of it is left.
+    fn advance(&mut self, n: usize) {
+        self.piece.advance(n);
+        if self.piece.is_empty() {
+            self.piece = Bytes::new();
+        }
     }
 
     /// The next bytes; the trailers' status, if it is an error.
@@ -148,5 +215,5 @@ fn decode<M: Message + Default>(bytes: Bytes) -> Result<Option<M>, Status> {
 }
 
 fn cut() -> Status {
-    Status::invalid_argument("the stream ended within a message; nothing of it was applied")
+    Status::invalid_argument("the stream ended within a message, which does not count")
 }

@@ -25,8 +25,17 @@ impl http_body::Body for Pieces {
     }
 }
 
-fn reader(pieces: Vec<Bytes>) -> Reader {
+fn reader_of(pieces: Vec<Bytes>) -> Reader {
     Reader::new(Body::new(Pieces(pieces.into_iter())), Buffers::default())
+}
+
+/// The bytes of a stream, cut at those places that are within it.
+fn cut(stream: &[u8], places: &[usize]) -> Vec<Bytes> {
+    let mut places: Vec<usize> = places.iter().copied().filter(|place| *place <= stream.len()).collect();
+    places.sort_unstable();
+    places.push(stream.len());
+    let starts = std::iter::once(0).chain(places.clone());
+    starts.zip(places.clone()).map(|(start, end)| Bytes::copy_from_slice(&stream[start..end])).collect()
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -56,16 +65,8 @@ proptest! {
         prop_assert_eq!(&parameters[..], &frame::message(&answer)[..]);
 
         // However the bytes are cut, the reader finds both messages.
-        let mut stream = [frame, frame::message(&request)].concat();
-        let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= stream.len()).collect();
-        cuts.sort_unstable();
-        let mut pieces = Vec::new();
-        for cut in cuts.into_iter().rev() {
-            pieces.push(Bytes::from(stream.split_off(cut)));
-        }
-        pieces.push(stream.into());
-        pieces.reverse();
-        let mut reader = reader(pieces);
+        let pieces = cut(&[frame, frame::message(&request)].concat(), &cuts);
+        let mut reader = reader_of(pieces);
         runtime().block_on(async {
             for _ in 0..2 {
                 let found: proto::ExchangeRequest = reader.message().await.expect("reads").expect("a message");
@@ -76,12 +77,46 @@ proptest! {
         })?;
     }
 
+    /// A block that is read in pieces is the one that is read as a message, however its bytes are cut.
+    #[test]
+    fn blocks_are_read_in_pieces(
+        payload in 0_usize..70_000,
+        head: (u64, u32, u64),
+        cuts in prop::collection::vec(0_usize..140_000, 0..8),
+    ) {
+        let (step, block, version) = head;
+        let payload: Bytes = (0..payload).map(|i| i as u8).collect::<Vec<_>>().into();
+        let sent = proto::ParameterBlock { step, block, codec: 2, version, payload };
+        let pieces = cut(&[frame::message(&sent), frame::message(&sent)].concat(), &cuts);
+        let mut reader = reader_of(pieces);
+        runtime().block_on(async {
+            let (mut found, length) = reader.block().await.expect("reads").expect("a message");
+            let mut bytes = Vec::new();
+            reader.pieces(length, |piece| bytes.extend_from_slice(piece)).await.expect("reads");
+            prop_assert!(found.payload.is_empty());
+            found.payload = bytes.into();
+            prop_assert_eq!(&found, &sent);
+            let (mut found, length) = reader.block().await.expect("reads").expect("a message");
+            found.payload = reader.bytes(length).await.expect("reads");
+            prop_assert_eq!(&found, &sent);
+            prop_assert!(reader.block().await.expect("a good end").is_none());
+            Ok(())
+        })?;
+    }
+
     /// Whatever bytes come, the reader answers with a message, an end or an error.
     #[test]
     fn nonsense_is_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let mut reader = reader(vec![bytes.into()]);
+        let bytes = Bytes::from(bytes);
         runtime().block_on(async {
+            let mut reader = reader_of(vec![bytes.clone()]);
             while let Ok(Some(_)) = reader.message::<proto::ExchangeRequest>().await {}
+            let mut reader = reader_of(vec![bytes]);
+            while let Ok(Some((_, length))) = reader.block().await {
+                if reader.pieces(length, |_| {}).await.is_err() {
+                    break;
+                }
+            }
         });
     }
 }
@@ -97,10 +132,58 @@ fn bad_messages_are_named() {
         ("too long", huge, Code::InvalidArgument, "longer than"),
         ("no protobuf", vec![0, 0, 0, 0, 2, 0xff, 0xff], Code::InvalidArgument, "no protobuf"),
     ] {
-        let mut reader = reader(vec![bytes.into()]);
-        let status = runtime().block_on(reader.message::<proto::ExchangeRequest>()).expect_err(label);
-        assert_eq!(status.code(), code, "{label}");
-        assert!(status.message().contains(words), "{label}: {}", status.message());
+        let bytes = Bytes::from(bytes);
+        for as_block in [false, true] {
+            let mut reader = reader_of(vec![bytes.clone()]);
+            let status = runtime().block_on(async {
+                if as_block {
+                    reader.block().await.map(drop).expect_err(label)
+                } else {
+                    reader.message::<proto::ExchangeRequest>().await.map(drop).expect_err(label)
+                }
+            });
+            assert_eq!(status.code(), code, "{label}");
+            assert!(status.message().contains(words), "{label}: {}", status.message());
+        }
+    }
+}
+
+#[test]
+fn a_block_that_ends_within_its_payload_is_cut() {
+    let sent = proto::ParameterBlock { step: 1, payload: vec![9; 100].into(), ..Default::default() };
+    let whole = frame::message(&sent);
+    let mut reader = reader_of(vec![whole.slice(..whole.len() - 1)]);
+    runtime().block_on(async {
+        let (_, length) = reader.block().await.expect("its head is there").expect("a message");
+        assert_eq!(length, 100);
+        let mut found = 0;
+        let status = reader.pieces(length, |piece| found += piece.len()).await.expect_err("the last byte never came");
+        assert_eq!(found, 99);
+        assert!(status.message().contains("within a message"), "{}", status.message());
+    });
+}
+
+#[test]
+fn a_block_that_others_write_comes_whole() {
+    let want = proto::ParameterBlock { step: 300, block: 7, codec: 2, version: 1, payload: vec![1, 2, 3].into() };
+    let step = [0x08, 0xac, 0x02];
+    let (block, codec, version, payload) = ([0x10, 7], [0x18, 2], [0x20, 1], [0x2a, 3, 1, 2, 3]);
+    let unknown = [0x32, 1, 0];
+    for (label, message, in_pieces) in [
+        ("as servers do", [&step[..], &block, &codec, &version, &payload].concat(), true),
+        ("numbers in another order", [&version[..], &block, &codec, &step, &payload].concat(), true),
+        ("the payload before a number", [&step[..], &block, &codec, &payload, &version].concat(), false),
+        ("a field of tomorrow", [&step[..], &block, &codec, &version, &payload, &unknown].concat(), false),
+        ("a field of tomorrow before it", [&step[..], &block, &codec, &version, &unknown, &payload].concat(), false),
+    ] {
+        let framed = [&[0, 0, 0, 0, message.len() as u8][..], &message].concat();
+        let mut reader = reader_of(vec![framed.into()]);
+        let (mut found, length) = runtime().block_on(reader.block()).expect(label).expect(label);
+        assert_eq!(length > 0, in_pieces, "{label}");
+        if length > 0 {
+            found.payload = runtime().block_on(reader.bytes(length)).expect(label);
+        }
+        assert_eq!(found, want, "{label}");
     }
 }
 

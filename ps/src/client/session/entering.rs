@@ -79,6 +79,7 @@ impl AsyncSession {
             memory: &self.memory,
             initial: &self.initial,
             buffers: &self.buffers,
+            landed: &self.landed,
             events: &self.sender,
         };
         let link = Link::open(&opening).await?;
@@ -105,11 +106,15 @@ impl AsyncSession {
             return Err(ClientError::refused(&address, status));
         }
         tracing::warn!(%address, lane, reason = status.message(), "lost server {server}; connecting again");
-        let Link { epoch, host, width, .. } = self.links[server as usize];
+        let link = &self.links[server as usize];
+        let &Link { epoch, host, width, .. } = link;
+        // What it still brings does not count, and the block that it was within is sent again.
+        link.lane(lane).withdraw();
         let only = (width > 1).then_some((lane, width));
         let mut link = self.open(server, epoch, only).await?;
         let elsewhere = link.host != host;
         if only.is_some() && elsewhere {
+            self.links[server as usize].withdraw();
             link = self.open(server, epoch, None).await?;
         }
         tracing::info!(%address, lane, "server {server} is back");

@@ -22,7 +22,13 @@ impl AsyncSession {
     /// Exchanges `purpose` of `step` with all blocks: sends what the windows let through, takes answers until every block
     /// has answered, and opens broken streams again.
     pub(super) async fn settle(&mut self, purpose: Purpose, step: u64) -> Result<Settled, ClientError> {
-        self.exchange.begin(purpose, step);
+        self.begin(purpose, step);
+        let settled = self.take_answers().await;
+        self.withdraw();
+        settled
+    }
+
+    async fn take_answers(&mut self) -> Result<Settled, ClientError> {
         self.send_all();
         while !self.exchange.is_settled() {
             let event = self.next_event().await?;
@@ -40,7 +46,16 @@ impl AsyncSession {
         step: u64,
         ready: &mut watch::Receiver<Ready>,
     ) -> Result<(Settled, Instant), ClientError> {
-        self.exchange.begin(Purpose::Step, step);
+        self.begin(Purpose::Step, step);
+        let settled = self.take_answers_gradually(ready).await;
+        self.withdraw();
+        settled
+    }
+
+    async fn take_answers_gradually(
+        &mut self,
+        ready: &mut watch::Receiver<Ready>,
+    ) -> Result<(Settled, Instant), ClientError> {
         let mut complete = None;
         loop {
             if complete.is_none() {
@@ -67,12 +82,35 @@ impl AsyncSession {
         }
     }
 
+    /// Begins an exchange. Answers of one that was given up, which nothing has looked at, do not count for it: each of its
+    /// blocks is answered again.
+    fn begin(&mut self, purpose: Purpose, step: u64) {
+        let left = std::iter::from_fn(|| self.events.try_recv().ok());
+        let ends: Vec<Event> = left.filter(|event| matches!(event, Event::Broken(..))).collect();
+        for end in ends {
+            // The session holds the receiver.
+            drop(self.sender.send(end));
+        }
+        self.exchange.begin(purpose, step);
+    }
+
+    /// Lets no answer land any more: the exchange is over, and the trainer computes with the parameters, or all are pulled.
+    fn withdraw(&self) {
+        self.links.iter().for_each(Link::withdraw);
+    }
+
     /// Carries out what an event means, and sends what may leave after it.
     async fn handle(&mut self, event: Event) -> Result<Settled, ClientError> {
         let server = match event {
             Event::Block(name, block) => {
                 if self.exchange.receive(name, block.block, block.step) {
                     self.take(&block)?;
+                }
+                name.server
+            }
+            Event::Landed(name, block) => {
+                if self.exchange.receive(name, block.block, block.step) {
+                    self.has_taken(&block);
                 }
                 name.server
             }
@@ -112,7 +150,11 @@ impl AsyncSession {
                     self.coder.message(step, block, version, &self.memory.gradients()[self.layout.range(block)])
                 }
             };
-            link.lane(lane).send(message);
+            let lane = link.lane(lane);
+            if !link.shares_memory {
+                lane.await_answer(block, step, self.layout.range(block));
+            }
+            lane.send(message);
         }
     }
 
@@ -164,7 +206,7 @@ impl AsyncSession {
     pub(super) async fn next_event(&mut self) -> Result<Event, ClientError> {
         loop {
             let event = self.any_event().await?;
-            let (Event::Block(name, _) | Event::Broken(name, _)) = &event;
+            let (Event::Block(name, _) | Event::Landed(name, _) | Event::Broken(name, _)) = &event;
             if self.exchange.is_open(*name) {
                 return Ok(event);
             }
@@ -221,9 +263,14 @@ impl AsyncSession {
             let reason = format!("it sent values for block {number} that this model does not have");
             return Err(ClientError::Refused { address, reason });
         }
+        self.has_taken(block);
+        Ok(())
+    }
+
+    /// Records that the parameters contain the values of an answer.
+    fn has_taken(&mut self, block: &proto::ParameterBlock) {
         self.exchange.holds(block.block, block.version);
         self.coder.answered(block.block);
-        Ok(())
     }
 }
 
