@@ -2,7 +2,7 @@
 //! codec left out of a block's gradient is added to the block's next gradient. Over time everything
 //! is sent, so SGD converges as it does without compression.
 
-use super::{Codec, Encoder, bf16};
+use super::{Codec, Encoder, bf16, int8};
 
 /// The rest of one block. It belongs to the sender and dies with it: a restarted trainer begins
 /// with none, which costs at most the part of one step that its codec leaves out.
@@ -26,13 +26,16 @@ impl Feedback {
     /// `encoder.payload_len(gradient.len())` bytes long.
     pub fn encode(&mut self, encoder: &mut Encoder, gradient: &[f32], payload: &mut [u8]) {
         assert_eq!(gradient.len(), self.rest.len(), "a block keeps its length");
-        if encoder.codec() == Codec::Bf16 {
-            // The codec of fast networks, where every pass over memory counts.
-            assert_eq!(payload.len(), encoder.payload_len(gradient.len()), "the caller sizes the payload");
-            return crate::simd::run(bf16::encode_sum, (&mut self.rest, gradient, payload));
+        assert_eq!(payload.len(), encoder.payload_len(gradient.len()), "the caller sizes the payload");
+        match encoder.codec() {
+            // The codecs of fast networks, where every pass over memory counts.
+            Codec::Bf16 => crate::simd::run(bf16::encode_sum, (&mut self.rest, gradient, payload)),
+            Codec::Int8 => crate::simd::run(int8::encode_sum, (&mut self.rest, gradient, payload)),
+            _ => {
+                crate::simd::run(add, (&mut self.rest, gradient));
+                encoder.encode(&mut self.rest, payload);
+            }
         }
-        crate::simd::run(add, (&mut self.rest, gradient));
-        encoder.encode(&mut self.rest, payload);
     }
 
     /// Returns the error that waits for the next step.

@@ -26,15 +26,43 @@ pub fn payload_len(elements: usize) -> usize {
 #[inline(always)]
 pub(super) fn encode_rest((values, payload): (&mut [f32], &mut [u8])) {
     for (values, chunk) in values.chunks_mut(CHUNK).zip(payload.chunks_mut(CHUNK + SCALE_BYTES)) {
-        let (scale_bytes, bytes) = chunk.split_at_mut(SCALE_BYTES);
-        let (scale, inverse) = scales(values);
-        scale_bytes.copy_from_slice(&scale.to_le_bytes());
-        for (value, byte) in values.iter_mut().zip(bytes) {
-            let rounder = *value * inverse + ROUNDER;
-            *byte = rounder.to_bits() as u8;
-            *value = rest(*value, (rounder - ROUNDER) * scale);
-        }
+        encode_chunk(values, chunk);
     }
+}
+
+/// As [`encode_rest`] of `values + gradient`, in one pass over memory.
+#[inline(always)]
+pub(super) fn encode_sum((values, gradient, payload): (&mut [f32], &[f32], &mut [u8])) {
+    let chunks = values.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)).zip(payload.chunks_mut(CHUNK + SCALE_BYTES));
+    for ((values, gradient), chunk) in chunks {
+        for (value, gradient) in values.iter_mut().zip(gradient) {
+            *value += gradient;
+        }
+        encode_chunk(values, chunk);
+    }
+}
+
+#[inline(always)]
+fn encode_chunk(values: &mut [f32], chunk: &mut [u8]) {
+    let (scale_bytes, bytes) = chunk.split_at_mut(SCALE_BYTES);
+    let (scale, inverse) = scales(values);
+    scale_bytes.copy_from_slice(&scale.to_le_bytes());
+    for (value, byte) in values.iter_mut().zip(bytes) {
+        let rounder = *value * inverse + ROUNDER;
+        *byte = rounder.to_bits() as u8;
+        *value = rest(*value, (rounder - ROUNDER) * scale);
+    }
+}
+
+/// Returns whether no value is NaN or infinity: whether the largest magnitude of each chunk, times its scale, is finite.
+pub(super) fn is_finite(payload: &[u8]) -> bool {
+    payload.chunks(CHUNK + SCALE_BYTES).all(|chunk| {
+        let (scale, bytes) = chunk.split_first_chunk().expect("the length was checked");
+        let scale = f32::from_le_bytes(*scale);
+        // All products are finite with such a scale, and senders write no other finite one: the bytes are looked at rarely.
+        let is_small = scale.abs() <= f32::MAX / 128.0;
+        is_small || bytes.iter().all(|byte| (f32::from(*byte as i8) * scale).is_finite())
+    })
 }
 
 #[inline(always)]

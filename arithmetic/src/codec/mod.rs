@@ -80,6 +80,9 @@ pub enum CodecError {
     },
 }
 
+/// Values that are decoded together where the whole is not needed: a multiple of the chunks of every codec.
+const PART: usize = 4096;
+
 impl Codec {
     /// The codec of gradients that a job asks for.
     #[must_use]
@@ -147,6 +150,41 @@ impl Codec {
         Ok(())
     }
 
+    /// Calls `take` with the values of the payload, a part at a time and in their order, with the index of the part's first
+    /// value. A part fits in the fastest cache, so that a caller who goes over the values once needs no decoded copy of them.
+    /// The payload of a codec that decodes whole payloads only is decoded into `scratch`.
+    ///
+    /// # Errors
+    /// As `check`; `take` is not called then.
+    pub fn decode_in_parts(
+        self,
+        payload: &[u8],
+        elements: usize,
+        scratch: &mut Vec<f32>,
+        mut take: impl FnMut(usize, &[f32]),
+    ) -> Result<(), CodecError> {
+        let part_len = match self {
+            Self::F32 => PART * 4,
+            Self::Bf16 | Self::Fp16 => PART * 2,
+            Self::Int8 => int8::payload_len(PART),
+            Self::OneBit => onebit::payload_len(PART),
+            Self::TopK => {
+                scratch.resize(elements, 0.0);
+                self.decode(payload, scratch)?;
+                take(0, scratch);
+                return Ok(());
+            }
+        };
+        self.check(payload, elements)?;
+        let mut part = [0.0; PART];
+        for (payload, start) in payload.chunks(part_len).zip((0..elements).step_by(PART)) {
+            let part = &mut part[..PART.min(elements - start)];
+            self.decode(payload, part).expect("a part of a payload that fits");
+            take(start, part);
+        }
+        Ok(())
+    }
+
     /// Adds the payload's values to `out`: a sum over trainers needs no decoded copy.
     ///
     /// # Errors
@@ -160,13 +198,15 @@ impl Codec {
         Ok(())
     }
 
-    /// Returns whether the payload holds neither NaN nor infinity, where that can be seen without decoding it.
+    /// Returns whether the payload, which passes [`Codec::check`], holds neither NaN nor infinity, where that can be seen without
+    /// decoding it.
     #[must_use]
     pub fn finite(self, payload: &[u8]) -> Option<bool> {
         let exponent = match self {
             Self::Bf16 => 0x7f80,
             Self::Fp16 => 0x7c00,
-            Self::F32 | Self::Int8 | Self::OneBit | Self::TopK => return None,
+            Self::Int8 => return Some(int8::is_finite(payload)),
+            Self::F32 | Self::OneBit | Self::TopK => return None,
         };
         Some(!crate::simd::run(any_exponent_full, (payload.as_chunks().0, exponent)))
     }

@@ -69,6 +69,45 @@ proptest! {
     }
 
     #[test]
+    fn parts_are_those_of_the_whole(elements in 0..10_000_usize, seed: u32, density in 0.001..=1.0_f64) {
+        let hash = |i: u32| i.wrapping_add(seed).wrapping_mul(2_654_435_761) as i32 as f32;
+        let values: Vec<f32> = (0..elements as u32).map(|i| hash(i) * 1e-9).collect();
+        for codec in CODECS {
+            let (payload, _) = encode(&mut Encoder::new(codec, density), &values);
+            let mut found = Vec::new();
+            let mut take = |start: usize, part: &[f32]| {
+                assert_eq!(start, found.len(), "{codec}: parts follow each other");
+                found.extend_from_slice(part);
+            };
+            codec.decode_in_parts(&payload, elements, &mut Vec::new(), &mut take).expect("valid");
+            prop_assert_eq!(found, decode(codec, &payload, elements), "{}", codec);
+            let longer = [&payload[..], &[0]].concat();
+            let refused = codec.decode_in_parts(&longer, elements, &mut Vec::new(), |_, _| panic!("{codec} decodes it"));
+            prop_assert!(refused.is_err(), "{}", codec);
+        }
+    }
+
+    #[test]
+    fn feedback_in_one_pass_is_bit_for_bit_that_in_two(steps in prop::collection::vec(gradients(), 1..4)) {
+        let elements = steps.iter().map(Vec::len).min().unwrap_or(0);
+        for codec in CODECS {
+            let mut encoder = Encoder::new(codec, 0.1);
+            let (mut feedback, mut sum) = (Feedback::new(elements), vec![0.0_f32; elements]);
+            let len = encoder.payload_len(elements);
+            let (mut one, mut two) = (vec![0; len], vec![0; len]);
+            for gradient in &steps {
+                let gradient = &gradient[..elements];
+                feedback.encode(&mut encoder, gradient, &mut one);
+                sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
+                encoder.encode(&mut sum, &mut two);
+                prop_assert_eq!(&one, &two, "{}", codec);
+                let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(feedback.rest()), bits(&sum), "{}", codec);
+            }
+        }
+    }
+
+    #[test]
     fn feedback_loses_nothing_over_many_steps(values in gradients(), density in 0.05..=1.0_f64) {
         for codec in CODECS {
             let mut encoder = Encoder::new(codec, density);
@@ -160,6 +199,24 @@ fn halves_show_what_is_not_finite() {
         for half in 0..=u16::MAX {
             let payload = half.to_le_bytes();
             assert_eq!(codec.finite(&payload), Some(decode(codec, &payload, 1)[0].is_finite()), "{codec} {half:#x}");
+        }
+    }
+}
+
+#[test]
+fn int8_shows_what_is_not_finite() {
+    let large = f32::MAX / 100.0;
+    let scales =
+        [0.0, 1.0, -1.0, large, -large, f32::MAX / 128.0, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    for scale in scales {
+        for byte in [0, 1, 99, 101, 127, -127, -128_i8] {
+            // The second chunk is the last and short.
+            let mut payload = vec![0; int8::payload_len(int8::CHUNK + 2)];
+            let at = int8::CHUNK + 4;
+            payload[at..at + 4].copy_from_slice(&scale.to_le_bytes());
+            payload[at + 5] = byte as u8;
+            let want = decode(Codec::Int8, &payload, int8::CHUNK + 2).iter().all(|value| value.is_finite());
+            assert_eq!(Codec::Int8.finite(&payload), Some(want), "{byte} times {scale:e}");
         }
     }
 }
