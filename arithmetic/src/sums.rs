@@ -24,6 +24,18 @@ pub fn add(sum: &mut [[u8; 4]], gradient: &[[u8; 4]]) {
     simd::run(kernel, (sum, gradient));
 }
 
+/// Computes `sum = first + second`.
+pub fn add_to(sum: &mut [[u8; 4]], first: &[[u8; 4]], second: &[[u8; 4]]) {
+    type Arguments<'a> = (&'a mut [[u8; 4]], &'a [[u8; 4]], &'a [[u8; 4]]);
+    #[inline(always)]
+    fn kernel((sum, first, second): Arguments) {
+        for ((sum, a), b) in sum.iter_mut().zip(first).zip(second) {
+            *sum = (f32::from_le_bytes(*a) + f32::from_le_bytes(*b)).to_le_bytes();
+        }
+    }
+    simd::run(kernel, (sum, first, second));
+}
+
 /// Computes `sum /= contributors`.
 pub fn scale(sum: &mut [[u8; 4]], contributors: f32) {
     #[inline(always)]

@@ -177,11 +177,20 @@ impl Optimizer {
         stretches: &[Stretch],
     ) {
         assert_eq!(weights.len(), gradient.len(), "a gradient has its block's length");
+        self.begin(weights, state, factor, stretches).apply(0, gradient);
+    }
+
+    /// Begins what [`Optimizer::apply_by_group`] does, with a gradient that comes in parts.
+    #[must_use]
+    pub fn begin<'a>(
+        &'a self,
+        weights: &'a mut [f32],
+        state: &'a mut State,
+        factor: f64,
+        stretches: &'a [Stretch],
+    ) -> Update<'a> {
         state.begin_step();
-        for Stretch { range, group } in stretches {
-            let (weights, gradient) = (&mut weights[range.clone()], &gradient[range.clone()]);
-            self.apply_part(range, weights, gradient, state, (factor, group));
-        }
+        Update { optimizer: self, weights, state, factor, stretches }
     }
 
     /// Applies the gradient of the elements at `range` of a block to their weights, in the step that [`State::begin_step`] has
@@ -218,6 +227,34 @@ impl Optimizer {
         let mut columns: [&mut [f32]; MOST_SLOTS] = Default::default();
         columns.iter_mut().zip(slots).for_each(|(column, slot)| *column = slot);
         self.rule.update(weights, gradient, &mut columns[..self.rule.slots()], &step);
+    }
+}
+
+/// The update of one block by a gradient that comes in parts.
+pub struct Update<'a> {
+    optimizer: &'a Optimizer,
+    weights: &'a mut [f32],
+    state: &'a mut State,
+    factor: f64,
+    stretches: &'a [Stretch],
+}
+
+impl Update<'_> {
+    /// Applies the part of the gradient that begins at element `start`. Each element is in one part.
+    ///
+    /// # Panics
+    /// If it goes beyond the block.
+    pub fn apply(&mut self, start: usize, gradient: &[[u8; 4]]) {
+        let end = start + gradient.len();
+        assert!(end <= self.weights.len(), "a gradient has its block's length");
+        let first = self.stretches.partition_point(|stretch| stretch.range.end <= start);
+        for Stretch { range, group } in self.stretches[first..].iter().take_while(|stretch| stretch.range.start < end) {
+            let range = range.start.max(start)..range.end.min(end);
+            let slots = self.state.slots.iter_mut().map(|slot| &mut slot[range.clone()]);
+            let gradient = &gradient[range.start - start..range.end - start];
+            let weights = &mut self.weights[range.clone()];
+            self.optimizer.update(weights, gradient, slots, (self.factor, group), self.state.step);
+        }
     }
 }
 

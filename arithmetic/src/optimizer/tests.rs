@@ -166,6 +166,33 @@ fn a_step_in_parts_is_one_step() {
 }
 
 #[test]
+fn an_update_in_parts_is_bit_for_bit_that_of_the_whole() {
+    for kind in ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "FTRL"] {
+        let optimizer = Optimizer::new(&json(&format!(r#"{{"type":"{kind}","learningRate":0.5}}"#)));
+        let group = ParameterGroup { learning_rate_factor: 0.25, weight_decay: None };
+        let stretches = [
+            Stretch { range: 0..13, group: ParameterGroup::default() },
+            Stretch { range: 13..14, group },
+            Stretch { range: 14..40, group: ParameterGroup::default() },
+        ];
+        let start: Vec<f32> = (0..40).map(|i| (i as f32).cos()).collect();
+        let gradient = |t: usize| (0..40).map(|i| gradient(t, i).to_le_bytes()).collect::<Vec<_>>();
+        let (mut whole, mut whole_state) = (start.clone(), optimizer.state(40));
+        let (mut parts, mut parts_state) = (start, optimizer.state(40));
+        for t in 1..=3 {
+            let gradient = gradient(t);
+            optimizer.apply_by_group(&mut whole, &gradient, &mut whole_state, 0.5, &stretches);
+            let mut update = optimizer.begin(&mut parts, &mut parts_state, 0.5, &stretches);
+            // Within a group, across all of them, up to the end of one.
+            for range in [0..5, 5..20, 20..20, 20..40] {
+                update.apply(range.start, &gradient[range]);
+            }
+        }
+        assert_eq!((whole, whole_state), (parts, parts_state), "{kind}");
+    }
+}
+
+#[test]
 fn groups_that_cannot_work_are_refused_with_the_tensor() {
     let tensor = |learning_rate_factor, weight_decay| ParameterGroup { learning_rate_factor, weight_decay };
     for (optimizer, tensor, want) in [

@@ -13,10 +13,9 @@ use super::metrics::BlockMetrics;
 use super::peer::{Answer, Peer, PulledInto};
 use crate::aggregation::Aggregation;
 use crate::checkpoint::BlockState;
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, Sum};
 use crate::replication_log::{ReplicaRole, ReplicationLog};
 use crate::training_rules::TrainingRules;
-use crate::wire::buffers::Buffer;
 
 /// The settings that a block is made from.
 pub(super) struct BlockSpec {
@@ -53,7 +52,7 @@ impl BlockSpec {
 pub(super) struct Block {
     pub spec: BlockSpec,
     /// Gradients that wait for others, and the trainers that wait for an answer, with their steps.
-    pub aggregation: Aggregation<Gradient, Buffer, (Peer, u64)>,
+    pub aggregation: Aggregation<Gradient, Sum, (Peer, u64)>,
     pub values: Vec<f32>,
     /// The values before the update that made `version`, if the block keeps them; empty where they are not known, or the
     /// last round changed nothing.

@@ -1,17 +1,14 @@
 //! The effect of gradients on a block, and the order in which trainers are answered.
 
 use psjobs_api::training::NonFinite;
-use psjobs_arithmetic::codec::Codec;
-use psjobs_arithmetic::sums::{add, scale};
 use tonic::Status;
 
 use super::peer::Peer;
 use super::state::{BeforeStep, Block, Waiting};
 use crate::aggregation::{Closed, Contribution, Outcome};
 use crate::consistency::Rule;
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, Sum};
 use crate::proto;
-use crate::wire::buffers::Buffer;
 use crate::wire::{codec_number, frame};
 
 impl Block {
@@ -87,22 +84,17 @@ impl Block {
     /// Adds the early gradients whose turn in trainer order has come, and updates the values if that closes the round.
     pub(super) fn advance(&mut self) {
         let (elements, buffers) = (self.values.len(), &self.spec.rules.buffers);
-        // The first gradient becomes the sum, so that no zeros are added.
-        let add = |sum: &mut Option<Buffer>, gradient: Gradient| {
-            gradient.with_values(elements, |gradient| match sum {
-                Some(sum) => add(sum.bytes_mut().as_chunks_mut().0, gradient),
-                None => {
-                    let mut first = buffers.take(elements * 4);
-                    first.bytes_mut().copy_from_slice(gradient.as_flattened());
-                    *sum = Some(first);
-                }
+        let is_alone = self.spec.trainers == 1 && !self.spec.elastic;
+        let add = |sum: &mut Option<Sum>, gradient: Gradient| {
+            *sum = Some(match sum.take() {
+                Some(sum) => sum.plus(&gradient, elements, buffers),
+                None => Sum::begin(gradient, elements, buffers, is_alone),
             });
         };
         let Some(Closed { sum, step, contributors, waiting }) = self.aggregation.advance(add) else { return };
         self.previous.clear();
-        if let Some((mut sum, added)) = sum {
-            scale(sum.bytes_mut().as_chunks_mut().0, added as f32);
-            let (gradient, factor) = (Gradient::Wire(Codec::F32, sum.freeze()), self.spec.rules.factor(step, 0));
+        if let Some((sum, added)) = sum {
+            let (gradient, factor) = (sum.mean(added), self.spec.rules.factor(step, 0));
             self.update(&gradient, factor, |rule| {
                 let next = |trainer| proto::NextStep { trainer, step: rule.next_step(trainer) };
                 contributors.into_iter().map(next).collect()
@@ -138,9 +130,8 @@ impl Block {
             previous.extend_from_slice(values);
         }
         let elements = values.len();
-        gradient.with_values(elements, |gradient| {
-            spec.rules.optimizer.apply_by_group(values, gradient, state, factor, &spec.stretches)
-        });
+        let mut update = spec.rules.optimizer.begin(values, state, factor, &spec.stretches);
+        gradient.for_each_part(elements, |start, part| update.apply(start, part));
     }
 
     /// Answers the trainers that may continue because no other trainer is too far behind them.
