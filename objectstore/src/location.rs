@@ -131,7 +131,7 @@ impl Kind {
 /// Returns the store of a bucket, by the settings whose names are known, as `AWS_REGION`.
 fn open(kind: Kind, name: &str, settings: &[(String, String)]) -> object_store::Result<Arc<dyn ObjectStore>> {
     // HTTPS to the store uses the cryptography of the servers' connections.
-    drop(rustls::crypto::ring::default_provider().install_default());
+    drop(psjobs_ps::tls::cryptography());
     let retry = RetryConfig { backoff: BACKOFF, retry_timeout: RETRY, max_retries: RETRIES };
     let prefix = match kind {
         Kind::S3 => "AWS_",
@@ -213,6 +213,14 @@ mod tests {
             let error = folder(url, []).expect_err(url).to_string();
             assert!(error.contains(said) && !error.contains("secret"), "{url}: {error}");
         }
+    }
+
+    #[test]
+    fn a_bucket_that_is_opened_first_chooses_the_cryptography_of_connections() {
+        folder("s3://bucket", []).expect("a bucket");
+        // This would not choose again.
+        let first = psjobs_ps::tls::cryptography().cipher_suites[0].suite();
+        assert_eq!(first.as_str(), Some("TLS13_AES_128_GCM_SHA256"));
     }
 
     #[test]

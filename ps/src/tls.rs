@@ -79,8 +79,8 @@ impl Credentials {
     /// # Errors
     /// The file that is missing or holds something else.
     pub fn load(folder: &Path) -> Result<Self, TlsError> {
-        // For the transport's clients. What the program has chosen before stays.
-        drop(provider().install_default());
+        // The transport's clients take that of the process.
+        drop(cryptography());
         let read = |name: &str, wanted: &'static str| {
             let file = folder.join(name);
             let text = match fs::read_to_string(&file) {
@@ -171,17 +171,13 @@ impl Credentials {
     }
 
     fn server(&self) -> Result<rustls::ServerConfig, DamagedError> {
-        let (provider, roots) = (Self::provider(), self.roots()?);
+        let (provider, roots) = (cryptography(), self.roots()?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build()?;
         let (shown, key) = self.shown()?;
         let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(shown, key)?;
         config.alpn_protocols.push(b"h2".to_vec());
         Ok(config)
-    }
-
-    fn provider() -> Arc<CryptoProvider> {
-        CryptoProvider::get_default().cloned().unwrap_or_else(|| provider().into())
     }
 
     /// By whom the others are known.
@@ -210,9 +206,20 @@ fn name(peer: Option<SocketAddr>) -> String {
     peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string())
 }
 
+/// Returns the cryptography of all TLS of this process, and makes it that of libraries which take the process's: the only
+/// place that chooses one, so that it does not depend on what needs one first (certificates, a bucket, MLflow). What the
+/// program itself has chosen before stays.
+pub fn cryptography() -> Arc<CryptoProvider> {
+    if CryptoProvider::get_default().is_none() {
+        // Another thread may have been faster, with the same.
+        drop(preferred().install_default());
+    }
+    CryptoProvider::get_default().cloned().unwrap_or_else(|| preferred().into())
+}
+
 /// Puts AES with 128 bits first, where both sides have it: no weaker here, and a third less work than 256 bits, which
 /// is most of what TLS costs a step.
-fn provider() -> CryptoProvider {
+fn preferred() -> CryptoProvider {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     provider
@@ -228,6 +235,16 @@ impl fmt::Debug for Credentials {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_prefer_aes_with_128_bits_and_have_all_others() {
+        let (found, ring) = (cryptography(), rustls::crypto::ring::default_provider());
+        let default = CryptoProvider::get_default().expect("one is installed");
+        assert_eq!(format!("{:?}", found.cipher_suites), format!("{:?}", default.cipher_suites));
+        assert_eq!(found.cipher_suites[0].suite(), CipherSuite::TLS13_AES_128_GCM_SHA256);
+        assert!(ring.cipher_suites.iter().all(|suite| found.cipher_suites.contains(suite)));
+        assert_eq!(found.cipher_suites.len(), ring.cipher_suites.len());
+    }
 
     #[test]
     fn a_file_that_is_missing_or_wrong_is_named() {

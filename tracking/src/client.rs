@@ -33,8 +33,8 @@ impl Client {
     /// # Errors
     /// If this process cannot send any.
     pub fn new(settings: Settings) -> Result<Self, TrackingError> {
-        // HTTPS uses the cryptography of the servers' connections. It may be installed already.
-        drop(rustls::crypto::ring::default_provider().install_default());
+        // HTTPS uses the cryptography of the servers' connections.
+        drop(psjobs_ps::tls::cryptography());
         // A request that follows a redirect may come without its body or credentials.
         let mut http = reqwest::Client::builder().connect_timeout(CONNECT).redirect(Policy::none());
         // Without TLS a system that lacks certificates of authorities can send requests, too.
@@ -187,6 +187,14 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    #[test]
+    fn a_client_that_is_made_first_chooses_the_cryptography_of_connections() {
+        drop(Client::new(Settings::new("http://tracking", "digits", []).expect("an address")).expect("a client"));
+        // This would not choose again.
+        let first = psjobs_ps::tls::cryptography().cipher_suites[0].suite();
+        assert_eq!(first.as_str(), Some("TLS13_AES_128_GCM_SHA256"));
+    }
 
     #[tokio::test]
     async fn a_redirect_is_not_followed_and_the_error_says_where_to() {

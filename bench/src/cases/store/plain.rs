@@ -30,7 +30,7 @@ pub struct Plain {
 impl Plain {
     pub fn new(store: &Store) -> anyhow::Result<Self> {
         // The client asks for a cryptography, also where it encrypts nothing. One may have been chosen.
-        drop(rustls::crypto::ring::default_provider().install_default());
+        drop(psjobs_ps::tls::cryptography());
         let builder = AmazonS3Builder::new().with_endpoint(store.endpoint()).with_allow_http(true).with_region(REGION);
         let builder = builder.with_access_key_id(KEY).with_secret_access_key(SECRET).with_bucket_name(BUCKET);
         let runtime = Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
