@@ -250,10 +250,9 @@ impl Update<'_> {
         let first = self.stretches.partition_point(|stretch| stretch.range.end <= start);
         for Stretch { range, group } in self.stretches[first..].iter().take_while(|stretch| stretch.range.start < end) {
             let range = range.start.max(start)..range.end.min(end);
-            let slots = self.state.slots.iter_mut().map(|slot| &mut slot[range.clone()]);
             let gradient = &gradient[range.start - start..range.end - start];
             let weights = &mut self.weights[range.clone()];
-            self.optimizer.update(weights, gradient, slots, (self.factor, group), self.state.step);
+            self.optimizer.apply_part(&range, weights, gradient, self.state, (self.factor, group));
         }
     }
 }

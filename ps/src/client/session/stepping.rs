@@ -151,7 +151,7 @@ impl AsyncSession {
                 }
             };
             let lane = link.lane(lane);
-            if !link.shares_memory {
+            if !link.shares_memory() {
                 lane.await_answer(block, step, self.layout.range(block));
             }
             lane.send(message);
