@@ -79,6 +79,22 @@ impl Fault {
         )
     }
 
+    /// Returns whether a trainer's process is replaced by it alone. In a colocated job its server is replaced with it.
+    pub fn replaces_a_trainer(&self) -> bool {
+        matches!(self, Self::Replace { .. } | Self::Zombie { .. })
+    }
+
+    /// Returns whether it is one of the connection between a server and the trainer of its number, which never leaves their
+    /// pod in a colocated job.
+    pub fn is_within_a_pod(&self) -> bool {
+        match self {
+            Self::Break { trainer, server, .. }
+            | Self::Sever { trainer, server, .. }
+            | Self::Partition { trainer, server, .. } => trainer == server,
+            _ => false,
+        }
+    }
+
     /// How long it lasts, as far as it is over by itself.
     pub fn lasts(&self) -> Duration {
         match self {

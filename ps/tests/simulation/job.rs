@@ -1,6 +1,7 @@
 //! One job from its start to its end: servers and trainers as processes that can be killed, somebody who starts them
 //! again as the operator would, and the faults of the plan.
 
+mod pods;
 mod strike;
 mod verdict;
 

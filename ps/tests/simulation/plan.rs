@@ -38,6 +38,8 @@ const BESIDE: u64 = 3;
 const APART: u32 = 6;
 /// In one of so many jobs with checkpoints the agent of a machine dies, and its processes live on beside their successors.
 const REPLACED: u32 = 12;
+/// In one of so many jobs each server shares a pod with a trainer. No number that another test names is one of these.
+const COLOCATED: u64 = 23;
 /// Elements of those, three blocks.
 const FULL_BLOCKS: usize = 600_000;
 
@@ -59,6 +61,8 @@ pub struct Plan {
     pub checkpoint: Option<Duration>,
     /// Every block is held by two servers.
     pub replicated: bool,
+    /// Each server has a pod together with the trainer of its number, and both are replaced together.
+    pub colocated: bool,
     /// How gradients are coded.
     pub compression: Compression,
     /// A server that is started again has another address than the process before, of which nothing is left.
@@ -96,6 +100,15 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn new(seed: u64) -> Self {
+        Self::draw(seed, seed % COLOCATED == 18)
+    }
+
+    /// The plan of a seed, of a job whose servers share pods with trainers if what they hold survives the loss of a pod.
+    pub fn in_pods(seed: u64) -> Self {
+        Self::draw(seed, true)
+    }
+
+    fn draw(seed: u64, may_be_colocated: bool) -> Self {
         let mut chance = ChaCha8Rng::seed_from_u64(seed);
         let chance = &mut chance;
         let (servers, trainers) = (chance.random_range(1..=3), chance.random_range(1..=4));
@@ -117,6 +130,7 @@ impl Plan {
             elements: if large { FULL_BLOCKS } else { small },
             checkpoint,
             replicated: false,
+            colocated: false,
             compression: Compression::default(),
             moves: chance.random_bool(0.3),
             kernels: chance.random_bool(0.7),
@@ -136,6 +150,11 @@ impl Plan {
             forgets: false,
         };
         plan.replicated = servers > 1 && chance.random_ratio(1, REPLICATED as u32) && !doomed;
+        let is_kept = plan.checkpoint.is_some() || plan.replicated;
+        if may_be_colocated && is_kept && !doomed && !large && seed % ELASTIC != 1 {
+            plan = plan.made_colocated();
+        }
+        let (servers, trainers) = (plan.servers, plan.trainers);
         let ordinary = !plan.tables && !large && seed % ELASTIC != 1;
         if ordinary && seed % CODED == 4 {
             let codec = [Codec::BF16, Codec::FP16, Codec::TopK][chance.random_range(0..3)];
@@ -177,6 +196,9 @@ impl Plan {
         plan.local_steps = if seed % LOCAL == 2 && !plan.tables && !plan.beside { 4 } else { 0 };
         let exchanges_gradients = mode != ConsistencyMode::Sync && !plan.tables && plan.local_steps == 0;
         plan.overlap = seed % OVERLAP == 2 && exchanges_gradients && !plan.gradual;
+        if plan.colocated {
+            plan.faults.retain(|(_, fault)| !fault.is_within_a_pod());
+        }
         plan
     }
 
@@ -196,7 +218,7 @@ impl Plan {
     /// before is the same as it was.
     fn draw_what_came_later(&mut self) {
         let chance = &mut ChaCha8Rng::seed_from_u64(self.seed.rotate_left(16) ^ 0x5eed);
-        self.supervised = chance.random_bool(0.5) && !self.doomed;
+        self.supervised = chance.random_bool(0.5) && !self.doomed || self.colocated;
         (self.keep, self.resume) = (chance.random_range(1..=3), chance.random_bool(0.75));
         let (apart, replaced) = (chance.random_ratio(1, APART), chance.random_ratio(1, REPLACED));
         let (one, other) = (chance.random_range(0..self.servers), chance.random_range(0..self.servers));
@@ -269,6 +291,7 @@ impl Plan {
     pub fn has_former_leaders(&self) -> bool {
         let lives_on = |fault: &Fault| match fault {
             Fault::ZombieServer { .. } => true,
+            Fault::Zombie { .. } => self.colocated,
             Fault::Machine { what, .. } => !matches!(what, MachineFault::Lost),
             _ => false,
         };
@@ -303,6 +326,8 @@ impl Plan {
             (self.tables, "sparse tables"),
             (self.beside, "sparse tables beside parameters"),
             (self.replicated, "replicated"),
+            (self.colocated, "colocated"),
+            (self.colocated && self.replicated, "colocated and replicated"),
             (self.checkpoint.is_some(), "checkpoints"),
             (self.consistency.backup_trainers > 0, "backup trainers"),
             (self.compression.codec != Codec::F32, "coded gradients"),
@@ -322,9 +347,10 @@ impl Plan {
     /// Leaves one fault of a server out of several, when the blocks are held twice: without checkpoints they are lost
     /// with both of their servers.
     fn keep_one_server_fault(&mut self) {
-        let mut first = true;
-        self.faults.retain(|(_, fault)| !fault.strikes_a_server() || std::mem::replace(&mut first, false));
-        for (at, _) in self.faults.iter_mut().filter(|(_, fault)| fault.strikes_a_server()) {
+        let (mut first, colocated) = (true, self.colocated);
+        let strikes_a_server = |fault: &Fault| fault.strikes_a_server() || colocated && fault.replaces_a_trainer();
+        self.faults.retain(|(_, fault)| !strikes_a_server(fault) || std::mem::replace(&mut first, false));
+        for (at, _) in self.faults.iter_mut().filter(|(_, fault)| strikes_a_server(fault)) {
             *at += HELD_TWICE;
         }
     }
@@ -335,6 +361,14 @@ impl Plan {
         // Each batch leaves its mark in every block.
         let elements = self.elements.max(self.servers as usize * steps as usize);
         Self { steps, elements, least: Some(least), ..self }
+    }
+
+    /// Returns the same job with a server and a trainer in each pod, under an operator.
+    pub fn made_colocated(self) -> Self {
+        let pods = self.servers.max(self.trainers);
+        // Each gradient of each trainer leaves its mark in every block, and blocks are equal.
+        let elements = self.elements.max((pods * pods * 3) as usize).next_multiple_of(pods as usize);
+        Self { servers: pods, trainers: pods, elements, colocated: true, supervised: true, ..self }
     }
 
     /// Returns whether some of its batches may be left out in the end: held by a trainer that went, or was out of
@@ -382,6 +416,7 @@ impl Plan {
             elements: 40,
             checkpoint: None,
             replicated: false,
+            colocated: false,
             compression: Compression::default(),
             moves: false,
             kernels: true,
@@ -406,6 +441,7 @@ impl Plan {
     pub fn may_run_twice(&self, index: u32) -> bool {
         let runs_twice = |fault: &Fault| match fault {
             Fault::Zombie { trainer, .. } => *trainer == index,
+            Fault::ZombieServer { server, .. } => self.colocated && *server == index,
             Fault::Machine { .. } => true,
             _ => false,
         };

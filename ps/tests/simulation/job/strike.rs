@@ -106,19 +106,25 @@ impl Supervisor {
             Fault::Kill { server, away, silent } => {
                 if self.kill(self.newest_server(server), silent) {
                     self.later(away, Action::StartServer(server));
+                    self.take_trainer_along(server, away, silent);
                 }
             }
             Fault::Stop { server, away } => {
-                if let Some(process) = self.running.get(&self.newest_server(server)) {
-                    process.stop.cancel();
-                    self.stopping[server as usize] = true;
-                    self.later(away, Action::StartServer(server));
+                if self.stop_server(server, away) {
+                    self.take_trainer_along(server, away, false);
                 }
             }
             Fault::Replace { trainer, away, silent } => {
                 if self.kill(self.newest(trainer), silent) {
                     self.succeed(trainer, away);
+                    self.take_server_along(trainer, away, silent);
                 }
+            }
+            Fault::Zombie { trainer: pod, away, lasts } if self.job.plan.colocated => {
+                self.leave_pod_behind(pod, away, Some(lasts));
+            }
+            Fault::ZombieServer { server: pod, away, lasts } if self.job.plan.colocated => {
+                self.leave_pod_behind(pod, away, lasts);
             }
             Fault::Zombie { trainer, away, lasts } => {
                 let host = self.newest(trainer);
@@ -177,11 +183,12 @@ impl Supervisor {
         if self.kill(host, true) {
             self.struck.insert("machine died in a file operation");
             self.later(away, Action::StartServer(index));
+            self.take_trainer_along(index, away, true);
         }
     }
 
     /// The machine of server `number` and trainer `number` is lost, paused, or cut off.
-    fn strike_machine(&mut self, number: u32, what: MachineFault, lasts: Duration) {
+    pub(super) fn strike_machine(&mut self, number: u32, what: MachineFault, lasts: Duration) {
         let (server, trainer) = (self.newest_server(number), self.newest(number));
         if let MachineFault::Lost = what {
             if self.kill(server, true) {
@@ -237,7 +244,7 @@ impl Supervisor {
     }
 
     /// Starts a successor of `trainer` later, unless one is on its way: no two processes have one incarnation.
-    fn succeed(&mut self, trainer: u32, away: Duration) {
+    pub(super) fn succeed(&mut self, trainer: u32, away: Duration) {
         let incarnation = self.incarnations[trainer as usize] + 1;
         if !self.is_replaced(trainer, incarnation - 1) {
             self.later(away, Action::StartTrainer { index: trainer, incarnation });

@@ -21,6 +21,8 @@ use crate::{backups, tables};
 
 /// Pause before a server that could not write the last checkpoint or the model is started again.
 const RESTART: Duration = Duration::from_secs(5);
+/// Pause before other processes are started again.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 impl Supervisor {
     pub(super) fn server_ended(
@@ -64,16 +66,18 @@ impl Supervisor {
             Err(ServerError::Stopped) if self.stopping[index] => {
                 self.stopping[index] = false;
                 // If it was to start again meanwhile, that time has passed.
-                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+                self.later(AT_ONCE, Action::StartServer(index as u32));
             }
             // Both servers of its blocks are gone. It is started again, and all go back to a checkpoint, or a trainer fills
             // the servers as in the beginning, when no gradient has been counted.
             Err(ServerError::Lost { .. }) if plan.checkpoint.is_some() || plan.forgets || !self.job.has_trained() => {
-                self.later(Duration::from_millis(1), Action::StartServer(index as u32));
+                self.later(AT_ONCE, Action::StartServer(index as u32));
+                self.take_trainer_along(index as u32, AT_ONCE, false);
             }
             // It is started again, and tries again.
             Err(ServerError::NotKept { .. }) if !plan.doomed && Instant::now() < self.disk_ails_until => {
                 self.later(RESTART, Action::StartServer(index as u32));
+                self.take_trainer_along(index as u32, RESTART, false);
             }
             // The parts of a server that is gone for good are in no checkpoint.
             Err(ServerError::NotKept { .. }) if plan.doomed => self.servers_over[index] = true,
@@ -123,7 +127,8 @@ impl Supervisor {
             // The operator starts it again: the servers have not counted it as finished.
             Err(Failure::Reported(why)) if self.job.plan.supervised && why.contains("did not answer") => {
                 let next = Action::StartTrainer { index, incarnation: incarnation + 1 };
-                self.later(Duration::from_millis(1), next);
+                self.later(AT_ONCE, next);
+                self.take_server_along(index, AT_ONCE, false);
                 Ok(())
             }
             Err(Failure::Reported(why)) => Err(format!("trainer {index} gave up: {why}")),
@@ -201,6 +206,7 @@ impl Supervisor {
         let is_replaced = |fault: &Fault| match fault {
             Fault::Machine { number, what, .. } => *number == 0 && matches!(what, MachineFault::Replaced),
             Fault::ZombieServer { server, .. } => *server == 0,
+            Fault::Zombie { trainer, .. } => plan.colocated && *trainer == 0,
             _ => false,
         };
         let lives_on = plan.faults.iter().any(|(_, fault)| is_replaced(fault));
