@@ -58,11 +58,23 @@ impl AsyncSession {
             if let Settled::Rewound = self.pull().await? {
                 continue;
             }
+            if self.entries == 0 {
+                self.say_what_is_shared();
+            }
             // A process before this one gave the last step, and may have died before it was kept.
             if self.next_step < self.config.total_steps || matches!(self.conclude().await?, Settled::Done) {
                 self.entries += 1;
                 return Ok(());
             }
+        }
+    }
+
+    /// Logs which servers are on this trainer's host or in its pod: what goes to them takes no network.
+    fn say_what_is_shared(&self) {
+        let shared = (0_u32..).zip(&self.links).filter(|(_, link)| link.shares_memory).map(|(server, _)| server);
+        let shared = shared.collect::<Vec<_>>();
+        if !shared.is_empty() {
+            tracing::info!(servers = ?shared, "shares memory with its servers");
         }
     }
 
