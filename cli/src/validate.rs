@@ -142,7 +142,7 @@ fn line(file: &Path, problem: &Problem) -> String {
 /// `job mnist (1 server, 2 trainers); not checked: ConfigMap`.
 fn describe(manifest: &Manifest) -> String {
     let job = |job: &ParameterServerJob| {
-        let (servers, trainers) = (job.spec.ps.replicas, job.spec.trainer.replicas);
+        let (servers, trainers) = (job.spec.servers(), job.spec.trainer.replicas);
         let name = job.metadata.name.as_deref().unwrap_or_default();
         let plural = |count: i32| if count == 1 { "" } else { "s" };
         format!("job {name} ({servers} server{}, {trainers} trainer{})", plural(servers), plural(trainers))

@@ -102,9 +102,10 @@ impl Poller {
 
     /// Returns the address of server 0, if its pod has one and it has not ended.
     fn server(&self, job: &ParameterServerJob) -> Option<SocketAddr> {
-        let pod = ObjectRef::new(&names::pod(&job.name_any(), Role::Server, 0)).within(&job.namespace()?);
-        let pod = self.children.pods.get(&pod)?;
-        let ip: IpAddr = pod.observed.ip.as_ref().filter(|_| !pod.observed.ended())?.parse().ok()?;
+        let name = names::pod(&job.name_any(), job.spec.pod_role(Role::Server), 0);
+        let pod = self.children.pods.get(&ObjectRef::new(&name).within(&job.namespace()?))?;
+        let server = pod.beside.as_ref().map_or(&pod.observed, |beside| &beside.1);
+        let ip: IpAddr = server.ip.as_ref().filter(|_| !server.ended())?.parse().ok()?;
         Some(SocketAddr::new(ip, METRICS_PORT))
     }
 

@@ -428,3 +428,55 @@ async fn a_status_is_written_only_on_top_of_what_was_read() {
     let gone = update_status(&team.client, &stored, &with(3)).await;
     assert!(matches!(gone, Ok(None)), "{gone:?}");
 }
+
+/// The kubelet says what the trainer and the server of a colocated pod do.
+async fn report(team: &Team, pod: &str, phase: &str, trainer: serde_json::Value, server: serde_json::Value) {
+    let status = |(name, state): (&str, serde_json::Value)| {
+        let ready = state.get("running").is_some();
+        json!({"name": name, "image": "i", "imageID": "i", "ready": ready, "restartCount": 0, "state": state})
+    };
+    let statuses = [("trainer", trainer), ("psjobs-server", server)].map(status);
+    let patch = Patch::Merge(json!({"status": {"phase": phase, "containerStatuses": statuses}}));
+    team.api::<Pod>().patch_status(pod, &PatchParams::default(), &patch).await.expect("a pod status");
+}
+
+#[tokio::test]
+async fn a_colocated_job_has_a_pod_for_each_trainer_and_its_server() {
+    let pods = ["mnist-trainer-0", "mnist-trainer-1"];
+    let runs = || json!({"running": {}});
+    let ended = |code: i32| {
+        let finished = jiff::Timestamp::now().to_string();
+        json!({"terminated": {"exitCode": code, "finishedAt": finished, "reason": "Error", "message": "no disk"}})
+    };
+    let team = team!("colocated");
+    let _operator = team.operator();
+    team.apply("ps: {placement: Colocated}").await;
+    team.status(|status| status.conditions.iter().any(|c| c.type_ == ConditionType::Created && c.status == "True"))
+        .await;
+    assert_eq!(team.pods().await, pods);
+    for pod in pods {
+        report(&team, pod, "Running", runs(), runs()).await;
+    }
+    let running = team.phase(Phase::Running).await;
+    assert_eq!(running.ps.map(|ps| ps.summary).as_deref(), Some("2/2"));
+
+    report(&team, "mnist-trainer-1", "Running", runs(), ended(1)).await;
+    team.pod("mnist-trainer-1", 1).await;
+    report(&team, "mnist-trainer-1", "Running", runs(), runs()).await;
+    let again = team.status(|status| status.phase == Some(Phase::Running) && status.restarts == 2).await;
+    assert_eq!(again.restarts_counted, 1, "the server failed, and took its trainer along");
+    let cause = again.last_failure.expect("a cause");
+    assert_eq!((cause.pod.as_str(), cause.role.as_str(), cause.rank), ("mnist-trainer-1", "ps", 1));
+    assert_eq!(cause.log_tail, "no disk");
+
+    for pod in pods {
+        report(&team, pod, "Running", ended(0), runs()).await;
+    }
+    team.phase(Phase::Completing).await;
+    for pod in pods {
+        report(&team, pod, "Succeeded", ended(0), ended(0)).await;
+    }
+    let done = team.phase(Phase::Succeeded).await;
+    assert_eq!(done.trainer.map(|trainer| trainer.succeeded), Some(2));
+    assert_eq!(team.pods().await, pods, "finished pods stay for their logs");
+}

@@ -42,7 +42,8 @@ impl JobPolicy {
             failure_policy: spec.failure_policy.clone(),
             success: Success::new(&spec.success_policy),
             startup_policy: spec.startup_policy,
-            scheduled_together: spec.scheduling_policy.as_ref().is_some_and(schedules_together),
+            // A server in the pod of a trainer starts with it.
+            scheduled_together: spec.is_colocated() || spec.scheduling_policy.as_ref().is_some_and(schedules_together),
             elastic: spec.elastic_policy.as_ref().map(Elastic::new),
             deadlines: Deadlines::new(&spec.run_policy),
         }

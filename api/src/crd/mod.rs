@@ -8,6 +8,7 @@ mod elastic;
 mod failure;
 pub mod names;
 mod network;
+mod placement;
 mod policy;
 mod reference;
 mod schema;
@@ -23,6 +24,7 @@ pub use checkpoint::{AccessMode, CheckpointSpec, ObjectStore, VolumeClaim};
 pub use elastic::ElasticPolicy;
 pub use failure::{Backoff, FailureAction, FailurePolicy, FailureRule, RestartStrategy, TargetRole};
 pub use network::NetworkSpec;
+pub use placement::Placement;
 pub use policy::{
     CleanPodPolicy, RestartPolicy, RunPolicy, SchedulingBackend, SchedulingPolicy, StartupPolicy, SuccessOperator,
     SuccessPolicy,
@@ -35,7 +37,9 @@ pub use status::{
 };
 pub use tracking::{MlflowSpec, TrackingSpec};
 
+use self::placement::{IS_SEPARATE, is_one_container};
 use crate::env::MOST_CONNECTIONS;
+use crate::role::Role;
 use crate::training::Training;
 
 /// API group of the resource.
@@ -135,10 +139,16 @@ fn is_same(field: &str) -> String {
         .message("spec.training.consistency.backupTrainers must be less than spec.trainer.replicas, so that somebody trains; write a smaller one"),
     validation = Rule::new(is_same("managedBy"))
         .message("spec.managedBy cannot change; create a new job"),
-    validation = Rule::new("!has(self.schedulingPolicy) || !has(self.schedulingPolicy.minAvailable) || self.schedulingPolicy.minAvailable <= self.ps.replicas + self.trainer.replicas")
+    validation = Rule::new("!has(self.schedulingPolicy) || !has(self.schedulingPolicy.minAvailable) || self.schedulingPolicy.minAvailable <= (self.ps.placement == 'Colocated' ? 0 : self.ps.replicas) + self.trainer.replicas")
         .message("spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one"),
     validation = Rule::new("!has(self.successPolicy.minSucceeded) || self.successPolicy.minSucceeded <= self.trainer.replicas")
         .message("spec.successPolicy.minSucceeded is above spec.trainer.replicas, so the job could never succeed; write a smaller one"),
+    validation = Rule::new(format!("{IS_SEPARATE} || (self.ps.replicas == 1 || self.ps.replicas == self.trainer.replicas) && self.trainer.replicas <= 128 && self.ps.replicationFactor <= self.trainer.replicas"))
+        .message("spec.ps.placement Colocated puts a server beside each trainer: leave spec.ps.replicas out, or write as many as spec.trainer.replicas, which is then at most 128 and at least spec.ps.replicationFactor"),
+    validation = Rule::new(format!("!has(self.elasticPolicy) || {IS_SEPARATE}"))
+        .message("spec.ps.placement Colocated does not go with spec.elasticPolicy: the number of servers cannot change, and a trainer that leaves would take its server along; remove one of the two"),
+    validation = Rule::new(format!("self.successPolicy.operator == 'All' || {IS_SEPARATE}"))
+        .message("spec.ps.placement Colocated needs all trainers to the end, because their pods have the servers; remove spec.successPolicy.operator, or spec.ps.placement"),
 )]
 pub struct ParameterServerJobSpec {
     /// Stop all pods of the job and keep the job itself; false starts it again, from its last
@@ -169,8 +179,12 @@ pub struct ParameterServerJobSpec {
     pub training: Training,
     /// The parameter servers.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self.replicationFactor <= self.replicas")
-        .message("spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it"))]
+    #[x_kube(
+        validation = Rule::new("self.replicationFactor <= self.replicas || self.placement == 'Colocated'")
+            .message("spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it"),
+        validation = Rule::new(format!("self.placement != 'Colocated' || {}", is_one_container()))
+            .message("spec.ps.template: with placement Colocated it may have one container and spec.terminationGracePeriodSeconds only, because the pod is the trainer's; write the rest to spec.trainer.template"),
+    )]
     pub ps: ServerSpec,
     /// The trainers.
     pub trainer: TrainerSpec,
@@ -224,14 +238,45 @@ pub struct ParameterServerJobSpec {
     pub network: NetworkSpec,
 }
 
+impl ParameterServerJobSpec {
+    /// Returns whether each trainer has a server in its pod.
+    #[must_use]
+    pub fn is_colocated(&self) -> bool {
+        self.ps.placement == Placement::Colocated
+    }
+
+    /// Returns the role by which the pods of `role` are named, and have their label.
+    #[must_use]
+    pub fn pod_role(&self, role: Role) -> Role {
+        if self.is_colocated() { Role::Trainer } else { role }
+    }
+
+    /// Returns the template of the pods that have servers, if the job has one.
+    #[must_use]
+    pub fn server_pod(&self) -> Option<&PodTemplateSpec> {
+        if self.is_colocated() { Some(&self.trainer.template) } else { self.ps.template.as_ref() }
+    }
+
+    /// Returns the number of servers.
+    #[must_use]
+    pub fn servers(&self) -> i32 {
+        if self.is_colocated() { self.trainer.replicas } else { self.ps.replicas }
+    }
+}
+
 /// The parameter servers: they hold the parameters and run the optimizer.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerSpec {
-    /// Number of servers, 1 to 128; the parameters are spread evenly over them. Default 1.
+    /// Number of servers, 1 to 128; the parameters are spread evenly over them. Default 1; with placement Colocated as many
+    /// as trainers.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 128))]
     pub replicas: i32,
+    /// Where the servers run. Separate (default): each in a pod of its own. Colocated: one in the pod of each trainer, with which
+    /// it shares memory; it is lost and started again with that pod. Not with elasticPolicy.
+    #[serde(default)]
+    pub placement: Placement,
     /// Servers that hold each parameter, 1 or 2. With 2 an update is acknowledged when the second
     /// server has it, and the loss of a server costs neither a step nor a restart; it doubles the
     /// servers' memory. Needs replicas of at least 2. Default 1.
@@ -299,6 +344,7 @@ impl Default for ServerSpec {
     fn default() -> Self {
         Self {
             replicas: one(),
+            placement: Placement::default(),
             replication_factor: one(),
             connections: None,
             restart_policy: RestartPolicy::default(),

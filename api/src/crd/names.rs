@@ -20,6 +20,16 @@ pub const ANNOTATION_FAILURES: &str = "psjobs.dev/failures";
 pub const ANNOTATION_FAILURES_IN_A_ROW: &str = "psjobs.dev/failures-in-a-row";
 /// Annotation with the incarnation of the newest earlier pod of this replica whose program failed, if one did.
 pub const ANNOTATION_FAILED_INCARNATION: &str = "psjobs.dev/failed-incarnation";
+/// Label of a pod that has a server beside its trainer; the value is `Colocated`. Its role is that of the trainer.
+pub const LABEL_PLACEMENT: &str = "psjobs.dev/placement";
+/// As [`ANNOTATION_FAILURES`], of the server beside a trainer.
+pub const ANNOTATION_SERVER_FAILURES: &str = "psjobs.dev/server-failures";
+/// As [`ANNOTATION_FAILURES_IN_A_ROW`], of the server beside a trainer.
+pub const ANNOTATION_SERVER_FAILURES_IN_A_ROW: &str = "psjobs.dev/server-failures-in-a-row";
+/// As [`ANNOTATION_FAILED_INCARNATION`], of the server beside a trainer.
+pub const ANNOTATION_SERVER_FAILED_INCARNATION: &str = "psjobs.dev/server-failed-incarnation";
+/// Name of the server's container in such a pod.
+pub const SERVER_CONTAINER: &str = "psjobs-server";
 /// Value of `app.kubernetes.io/managed-by`.
 pub const MANAGED_BY: &str = "psjobs";
 

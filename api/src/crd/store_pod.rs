@@ -125,9 +125,10 @@ struct Server {
 
 impl Server {
     fn new(job: &ParameterServerJob) -> Self {
-        let template = serde_json::to_value(&job.spec.ps.template).unwrap_or_default();
-        let (metadata, pod) = (template["metadata"].clone(), template["spec"].clone());
-        Self { container: pod["containers"][0].clone(), metadata, pod }
+        let json = |template| serde_json::to_value(template).unwrap_or_default();
+        let (container, pod): (Value, Value) = (json(job.spec.ps.template.as_ref()), json(job.spec.server_pod()));
+        let (metadata, pod) = (pod["metadata"].clone(), pod["spec"].clone());
+        Self { container: container["spec"]["containers"][0].clone(), metadata, pod }
     }
 
     /// Returns the id of a user or group that the template asks for, unless it is root's.

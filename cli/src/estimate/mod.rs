@@ -163,7 +163,7 @@ impl EstimateArgs {
             compute: self.compute,
             examples: self.examples.unwrap_or(training.batch.base).into(),
             trainers: self.trainers.unwrap_or(spec.map_or(8, |spec| replicas(spec.trainer.replicas))),
-            servers: self.servers.unwrap_or(spec.map_or(1, |spec| replicas(spec.ps.replicas))),
+            servers: self.servers.unwrap_or(spec.map_or(1, |spec| replicas(spec.servers()))),
             trainer_link: bytes_per_second(self.gbit),
             server_link: bytes_per_second(self.server_gbit.unwrap_or(self.gbit)),
             round_trip: self.latency / 1e3,

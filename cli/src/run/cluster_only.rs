@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     /// Fields that mean here what they mean on a cluster, each with all fields below it.
-    const HONOURED: [&str; 29] = [
+    const HONOURED: [&str; 30] = [
         "suspend",
         "training",
         "startupPolicy",
@@ -137,6 +137,8 @@ mod tests {
         "failurePolicy",
         "elasticPolicy",
         "ps.replicas",
+        // The processes of one machine share its memory; the number of servers is the trainers'.
+        "ps.placement",
         "ps.replicationFactor",
         "ps.connections",
         "ps.restartPolicy",

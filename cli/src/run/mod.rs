@@ -197,7 +197,7 @@ pub fn execute(
         None => scratch.path().to_owned(),
     };
     fs::create_dir_all(&logs).with_context(|| format!("cannot make the folder {} for logs", logs.display()))?;
-    let servers = job.spec.ps.replicas.unsigned_abs();
+    let servers = job.spec.servers().unsigned_abs();
     let results = scratch.path().to_owned();
     let name = job.metadata.name.as_deref().unwrap_or_default();
     let machine = machine::look(name, servers, options, results)?;

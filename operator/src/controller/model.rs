@@ -93,6 +93,18 @@ pub struct NewPod {
     pub finished_trainers: Vec<u32>,
     /// All batches of an elastic job are assigned, and no trainer comes any more: a server waits for one alone.
     pub closing: bool,
+    /// The server that shares the pod of this trainer.
+    pub server: Option<ColocatedServer>,
+}
+
+/// The server in the pod of a trainer, and the history of its replica that the pod carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ColocatedServer {
+    pub failures: u32,
+    pub failures_in_a_row: u32,
+    pub failed_incarnation: Option<u32>,
+    /// The work of the trainer is done: the pod has the server alone.
+    pub is_alone: bool,
 }
 
 impl NewPod {
@@ -106,6 +118,7 @@ impl NewPod {
             failed_incarnation: None,
             finished_trainers: Vec::new(),
             closing: false,
+            server: None,
         }
     }
 

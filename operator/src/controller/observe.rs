@@ -111,40 +111,108 @@ impl ObservedPod {
     }
 }
 
-/// Reads a pod. `None` if it lacks the labels of a job's pod.
+/// The program of one replica in a pod: its container, and the others that belong to it.
+#[derive(Clone, Copy)]
+struct Program<'a> {
+    /// Name of its container, the main one; empty in a pod without containers.
+    container: &'a str,
+    /// The pod has a server beside a trainer. Each of them has its own containers.
+    is_colocated: bool,
+}
+
+/// Reads a pod: the replica of its first container. `None` if it lacks the labels of a job's pod.
 pub fn observe(pod: &Pod) -> Option<(Replica, ObservedPod)> {
     let role = Role::parse(pod.labels().get(names::LABEL_ROLE)?)?;
     let index = pod.labels().get(names::LABEL_INDEX)?.parse().ok()?;
+    let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+    let container = first.map_or("", |container| container.name.as_str());
+    let program = Program { container, is_colocated: pod.labels().contains_key(names::LABEL_PLACEMENT) };
+    // Where the trainer's work is done the server is alone.
+    let role = if program.is_server_beside() { Role::Server } else { role };
+    Some((Replica { role, index }, observe_program(pod, program)))
+}
+
+/// Reads the server beside the trainer of a pod, if there is one.
+pub fn observe_server_beside(pod: &Pod) -> Option<(Replica, ObservedPod)> {
+    let index = pod.labels().get(names::LABEL_INDEX)?.parse().ok()?;
+    let others = pod.spec.as_ref()?.containers.get(1..)?;
+    let program =
+        Program { container: names::SERVER_CONTAINER, is_colocated: pod.labels().contains_key(names::LABEL_PLACEMENT) };
+    let is_there = others.iter().any(|container| container.name == program.container);
+    (is_there && program.is_colocated).then(|| (Replica::server(index), observe_program(pod, program)))
+}
+
+fn observe_program(pod: &Pod, program: Program<'_>) -> ObservedPod {
     let number = |annotation| pod.annotations().get(annotation).and_then(|n| n.parse().ok());
+    let [failures, in_a_row, failed] = if program.is_server_beside() {
+        [
+            names::ANNOTATION_SERVER_FAILURES,
+            names::ANNOTATION_SERVER_FAILURES_IN_A_ROW,
+            names::ANNOTATION_SERVER_FAILED_INCARNATION,
+        ]
+    } else {
+        [names::ANNOTATION_FAILURES, names::ANNOTATION_FAILURES_IN_A_ROW, names::ANNOTATION_FAILED_INCARNATION]
+    };
     let status = pod.status.clone().unwrap_or_default();
-    let observed = ObservedPod {
+    ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         incarnation: number(names::ANNOTATION_INCARNATION).unwrap_or(0),
-        failures: number(names::ANNOTATION_FAILURES).unwrap_or(0),
-        failures_in_a_row: number(names::ANNOTATION_FAILURES_IN_A_ROW).unwrap_or(0),
-        failed_incarnation: number(names::ANNOTATION_FAILED_INCARNATION),
-        phase: pod_phase(pod, &status),
-        ready: condition(&status, "Ready").is_some_and(|(value, ..)| value == "True"),
-        alive: is_alive(pod, &status),
+        failures: number(failures).unwrap_or(0),
+        failures_in_a_row: number(in_a_row).unwrap_or(0),
+        failed_incarnation: number(failed),
+        phase: pod_phase(pod, &status, program),
+        ready: is_ready(&status, program),
+        alive: is_alive(pod, &status, program),
         deletion_deadline: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
-        waiting_reason: waiting_reason(&status),
+        waiting_reason: waiting_reason(&status, program),
         ip: status.pod_ip.clone(),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         node_lost: None,
-    };
-    Some((Replica { role, index }, observed))
+    }
+}
+
+impl Program<'_> {
+    fn is_server_beside(self) -> bool {
+        self.is_colocated && self.container == names::SERVER_CONTAINER
+    }
+
+    /// Returns whether a container belongs to this program, and not to the other one of a colocated pod.
+    fn owns(self, container: &str) -> bool {
+        !self.is_colocated || (container == names::SERVER_CONTAINER) == self.is_server_beside()
+    }
+
+    fn is_main(self, container: &ContainerStatus) -> bool {
+        container.name == self.container
+    }
+
+    fn main(self, status: &PodStatus) -> Option<&ContainerStatus> {
+        status.container_statuses.iter().flatten().find(|container| self.is_main(container))
+    }
+}
+
+/// A pod is ready when all its containers are. Of a colocated one each program's own container counts, unless the pod's node is
+/// silent: then the pod alone is called not ready.
+fn is_ready(status: &PodStatus, program: Program<'_>) -> bool {
+    let holds = |type_| condition(status, type_).is_some_and(|(value, ..)| value == "True");
+    if !program.is_colocated {
+        return holds("Ready");
+    }
+    let is_silent = holds("ContainersReady") && !holds("Ready");
+    !is_silent && program.main(status).is_some_and(|container| container.ready)
 }
 
 /// The phase follows the end of the last container a moment later, so the containers count too.
-fn is_alive(pod: &Pod, status: &PodStatus) -> bool {
-    let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
-    let ended = status.container_statuses.iter().flatten().filter_map(terminated).count();
-    ended < containers && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+fn is_alive(pod: &Pod, status: &PodStatus, program: Program<'_>) -> bool {
+    let containers =
+        pod.spec.iter().flat_map(|spec| &spec.containers).filter(|container| program.owns(&container.name));
+    let known = status.container_statuses.iter().flatten().filter(|container| program.owns(&container.name));
+    let ended = known.filter_map(terminated).count();
+    ended < containers.count() && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
-fn pod_phase(pod: &Pod, status: &PodStatus) -> PodPhase {
-    let main = main_container(pod, status);
+fn pod_phase(pod: &Pod, status: &PodStatus, program: Program<'_>) -> PodPhase {
+    let main = program.main(status);
     let ended = main.and_then(terminated);
     let phase = status.phase.as_deref();
     match ended {
@@ -152,22 +220,22 @@ fn pod_phase(pod: &Pod, status: &PodStatus) -> PodPhase {
             let result = end.message.as_deref().and_then(ReplicaResult::parse);
             PodPhase::Succeeded { at: finished_at(end, pod), result }
         }
-        Some(_) => PodPhase::Failed(failure(pod, status)),
-        None if phase == Some("Failed") => PodPhase::Failed(failure(pod, status)),
+        Some(_) => PodPhase::Failed(failure(pod, status, program)),
+        None if phase == Some("Failed") => PodPhase::Failed(failure(pod, status, program)),
         None if phase == Some("Succeeded") => PodPhase::Succeeded { at: last_seen(pod), result: None },
         None if main.and_then(|c| c.state.as_ref()).is_some_and(|state| state.running.is_some()) => PodPhase::Running,
         None => PodPhase::Pending,
     }
 }
 
-fn failure(pod: &Pod, status: &PodStatus) -> Failure {
-    let culprit = culprit(pod, status);
+fn failure(pod: &Pod, status: &PodStatus, program: Program<'_>) -> Failure {
+    let culprit = culprit(status, program);
     let end = culprit.and_then(terminated);
     let at = end.map_or_else(|| last_seen(pod), |end| finished_at(end, pod));
     let exit_code = end.map(|end| end.exit_code);
     let log_tail = end.and_then(|end| end.message.clone()).unwrap_or_default();
     let started = end.and_then(|end| end.started_at.as_ref()).map(|time| time.0);
-    let of_init_container = culprit.is_some_and(|container| !is_main(pod, container));
+    let of_init_container = culprit.is_some_and(|container| !program.is_main(container));
     let describe = |disruption, reason: &str, what| {
         let (reason, log_tail) = (reason.to_owned(), log_tail.trim_end().to_owned());
         let conditions = true_conditions(status);
@@ -190,7 +258,7 @@ fn failure(pod: &Pod, status: &PodStatus) -> Failure {
         }
         (Some(end), Some(container)) => {
             let reason = end.reason.as_deref().unwrap_or("Error");
-            let mut what = exit_sentence(pod, container, end.exit_code);
+            let mut what = exit_sentence(container, end.exit_code, program);
             if let Some(limit) = memory_limit(pod, &container.name).filter(|_| end.exit_code == SIGKILL) {
                 // containerd loses some of the kernel's reports that a container ran out of memory (its issue 8893):
                 // the reason is then the same as after any other SIGKILL.
@@ -238,8 +306,8 @@ fn out_of_memory(pod: &Pod, container: &str) -> String {
     }
 }
 
-fn exit_sentence(pod: &Pod, container: &ContainerStatus, code: i32) -> String {
-    let whose = if is_main(pod, container) {
+fn exit_sentence(container: &ContainerStatus, code: i32, program: Program<'_>) -> String {
+    let whose = if program.is_main(container) {
         String::new()
     } else {
         format!("could not start, init container {} ", container.name)
@@ -250,20 +318,12 @@ fn exit_sentence(pod: &Pod, container: &ContainerStatus, code: i32) -> String {
     }
 }
 
-fn is_main(pod: &Pod, container: &ContainerStatus) -> bool {
-    pod.spec.as_ref().and_then(|spec| spec.containers.first()).is_some_and(|main| main.name == container.name)
-}
-
-/// The container whose end explains the pod's: the main one, or the init container that kept it from starting.
-fn culprit<'a>(pod: &Pod, status: &'a PodStatus) -> Option<&'a ContainerStatus> {
+/// The container whose end explains the program's: the main one, or the init container that kept it from starting. In a colocated
+/// pod that is the trainer's.
+fn culprit<'a>(status: &'a PodStatus, program: Program<'_>) -> Option<&'a ContainerStatus> {
     let failed = |c: &&ContainerStatus| terminated(c).is_some_and(|end| end.exit_code != 0);
-    let init = status.init_container_statuses.iter().flatten().find(failed);
-    main_container(pod, status).filter(failed).or(init)
-}
-
-fn main_container<'a>(pod: &Pod, status: &'a PodStatus) -> Option<&'a ContainerStatus> {
-    let name = &pod.spec.as_ref()?.containers.first()?.name;
-    status.container_statuses.iter().flatten().find(|c| c.name == *name)
+    let init = || status.init_container_statuses.iter().flatten().find(failed).filter(|_| !program.is_server_beside());
+    program.main(status).filter(failed).or_else(init)
 }
 
 fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
@@ -294,7 +354,7 @@ fn true_conditions(status: &PodStatus) -> Vec<String> {
     holds.map(|condition| condition.type_.clone()).collect()
 }
 
-fn waiting_reason(status: &PodStatus) -> Option<WaitingReason> {
+fn waiting_reason(status: &PodStatus, program: Program<'_>) -> Option<WaitingReason> {
     if let Some(("False", reason @ ("Unschedulable" | "SchedulingGated"), message)) = condition(status, "PodScheduled")
     {
         let since = status.conditions.iter().flatten().find(|c| c.type_ == "PodScheduled");
@@ -303,7 +363,8 @@ fn waiting_reason(status: &PodStatus) -> Option<WaitingReason> {
         return Some(WaitingReason { reason: reason.into(), message: message.into(), unschedulable_since });
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    containers.filter_map(|c| c.state.as_ref()?.waiting.as_ref()).find_map(|waiting| {
+    let own = containers.filter(|container| program.owns(&container.name));
+    own.filter_map(|c| c.state.as_ref()?.waiting.as_ref()).find_map(|waiting| {
         // These two are on the way to a start.
         let reason = waiting.reason.clone().filter(|r| r != "ContainerCreating" && r != "PodInitializing")?;
         let message = waiting.message.clone().unwrap_or_default();

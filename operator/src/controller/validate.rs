@@ -30,6 +30,8 @@ pub struct ValidJob {
     pub suspended: bool,
     pub servers: u32,
     pub trainers: u32,
+    /// Each trainer has a server in its pod.
+    pub colocated: bool,
     /// The policies about failures, successes and time.
     pub policy: JobPolicy,
     pub clean_pod_policy: CleanPodPolicy,
@@ -68,6 +70,16 @@ impl ValidJob {
     /// stays right when the job is scaled.
     pub fn places(&self, role: Role) -> u32 {
         self.policy.elastic.filter(|_| role == Role::Trainer).map_or(self.count(role), |elastic| elastic.max)
+    }
+
+    /// Returns the number of pods of a job with so many trainers.
+    pub fn pods(&self, trainers: u32) -> u32 {
+        if self.colocated { trainers } else { self.servers + trainers }
+    }
+
+    /// Returns the host of a server, by which trainers and other servers find it.
+    pub fn server_host(&self, index: u32) -> String {
+        names::host(&self.name, &self.namespace, self.object.spec.pod_role(Role::Server), index)
     }
 
     /// Returns the number of trainers that the job needs to train.
@@ -145,8 +157,9 @@ pub fn validate(object: Arc<ParameterServerJob>) -> Result<ValidJob, SpecError> 
             ..object.controller_owner_ref(&()).ok_or(SpecError::Metadata("uid"))?
         },
         suspended: spec.suspend,
-        servers: number("spec.ps.replicas", spec.ps.replicas, 1, 128)?,
+        servers: number("spec.ps.replicas", spec.servers(), 1, 128)?,
         trainers,
+        colocated: spec.is_colocated(),
         policy: policy(spec, trainers)?,
         clean_pod_policy: run_policy.clean_pod_policy,
         ttl_after_finished: optional("spec.runPolicy.ttlSecondsAfterFinished", run_policy.ttl_seconds_after_finished)?,

@@ -30,6 +30,10 @@ pub const SCHEMA: &[Row] = &[
     ),
     ("spec: {ps: {replicas: 0}}", "spec.ps.replicas in body should be greater than or equal to 1"),
     ("spec: {ps: {replicationFactor: 3}}", "spec.ps.replicationFactor in body should be less than or equal to 2"),
+    (
+        "spec: {ps: {placement: Beside}}",
+        r#"spec.ps.placement: Unsupported value: "Beside": supported values: "Separate", "Colocated""#,
+    ),
     ("spec: {ps: {connections: 17}}", "spec.ps.connections in body should be less than or equal to 16"),
     ("spec: {ps: {replicas: 129}}", "spec.ps.replicas in body should be less than or equal to 128"),
     (
@@ -197,6 +201,33 @@ pub const RULES: &[Row] = &[
     (
         "spec: {ps: {replicationFactor: 2}}",
         "spec.ps.replicationFactor 2 needs two servers; set spec.ps.replicas to 2 or more, or remove it",
+    ),
+    ("spec: {ps: {placement: Colocated, replicas: 3}}", A_SERVER_EACH),
+    ("spec: {ps: {placement: Colocated}, trainer: {replicas: 129}}", A_SERVER_EACH),
+    ("spec: {ps: {placement: Colocated, replicationFactor: 2}, trainer: {replicas: 1}}", A_SERVER_EACH),
+    (
+        "spec: {ps: {placement: Colocated}, elasticPolicy: {maxReplicas: 4}}",
+        "spec.ps.placement Colocated does not go with spec.elasticPolicy: the number of servers cannot change, and a trainer that leaves would take its server along; remove one of the two",
+    ),
+    (
+        "spec: {ps: {placement: Colocated}, successPolicy: {operator: Any}}",
+        "spec.ps.placement Colocated needs all trainers to the end, because their pods have the servers; remove spec.successPolicy.operator, or spec.ps.placement",
+    ),
+    (
+        "spec: {ps: {placement: Colocated}, schedulingPolicy: {backend: Volcano, minAvailable: 3}}",
+        "spec.schedulingPolicy.minAvailable is above the number of servers and trainers, so they could never start; write a smaller one",
+    ),
+    (
+        "spec: {ps: {placement: Colocated, template: {spec: {containers: [{name: a, image: i}, {name: b, image: i}]}}}}",
+        ONE_CONTAINER,
+    ),
+    (
+        "spec: {ps: {placement: Colocated, template: {spec: {nodeSelector: {a: b}, containers: [{name: a, image: i}]}}}}",
+        ONE_CONTAINER,
+    ),
+    (
+        "spec: {ps: {placement: Colocated, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: a, image: i}]}}}}",
+        ONE_CONTAINER,
     ),
     (
         "spec: {schedulingPolicy: {minAvailable: 2}}",
@@ -391,6 +422,8 @@ pub const CHANGES: &[Row] = &[
     ("spec: {elasticPolicy: {maxReplicas: 4}}", ELASTIC_CHANGED),
 ];
 
+const A_SERVER_EACH: &str = "spec.ps.placement Colocated puts a server beside each trainer: leave spec.ps.replicas out, or write as many as spec.trainer.replicas, which is then at most 128 and at least spec.ps.replicationFactor";
+const ONE_CONTAINER: &str = "spec.ps.template: with placement Colocated it may have one container and spec.terminationGracePeriodSeconds only, because the pod is the trainer's; write the rest to spec.trainer.template";
 pub const START_CHANGED: &str = "spec.training, spec.ps and spec.trainer cannot change while the job runs, but for trainer.replicas of a job with elasticPolicy; set spec.suspend to true first, or create a new job";
 const ELASTIC_CHANGED: &str = "spec.elasticPolicy cannot change while the job runs, because its processes know it from their start; set spec.suspend to true first, or create a new job";
 pub const NOT_BETWEEN: &str = "spec.trainer.replicas must lie between spec.elasticPolicy.minReplicas and maxReplicas; write a number between them";
@@ -432,6 +465,10 @@ pub const ACCEPTED: &[&str] = &[
     "spec: {tracking: {mlflow: {uri: 'http://mlflow.mlflow:5000', experiment: digits, secret: keys}}}",
     "spec: {tracking: {mlflow: {uri: 'https://mlflow.example.com/path/'}}}",
     "spec: {ps: {replicas: 2, replicationFactor: 2, connections: 2}}",
+    "spec: {ps: {placement: Colocated, replicationFactor: 2}}",
+    "spec: {ps: {placement: Colocated, replicas: 2}, schedulingPolicy: {backend: Volcano, minAvailable: 2}}",
+    "spec: {ps: {placement: Colocated, template: {spec: {terminationGracePeriodSeconds: 9, containers: [{name: server, image: i}]}}}}",
+    "spec: {ps: {placement: Separate}}",
     "spec: {runPolicy: {cleanPodPolicy: None, activeDeadlineSeconds: 1, startupDeadlineSeconds: 1, progressDeadlineSeconds: 1, forceDeleteAfterSeconds: 0}}",
     "spec: {trainer: {gpus: 2, gpuResourceName: nvidia.com/mig-1g.5gb, restartPolicy: Never}}",
     "spec: {training: {nonFinite: Skip, seed: 7, compression: {codec: TopK, density: 0.01}}}",

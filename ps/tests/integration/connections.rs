@@ -72,10 +72,11 @@ impl Relay {
                     let (up, to_trainer) = trainer.split();
                     let (down, to_server) = server.split();
                     let most = |is_down| broken.filter(|broken| broken.down == is_down).map(|broken| broken.bytes);
+                    let answered = AtomicU64::new(0);
                     // Whoever ends first ends both.
                     tokio::select! {
                         () = pass(up, to_server, most(false), &brought[number as usize]) => {}
-                        () = pass(down, to_trainer, most(true), &AtomicU64::new(0)) => {}
+                        () = pass(down, to_trainer, most(true), &answered) => {}
                     }
                 });
             }

@@ -85,7 +85,7 @@ mod tests {
         });
         assert!(places.into_iter().eq(0..length));
         let want: Vec<f32> = values.iter().map(|value| value + 0.5).collect();
-        assert_eq!(Vec::<f32>::try_from(new.expect("f32")).as_deref(), Ok(want.as_slice()));
+        assert_eq!(Vec::<f32>::try_from(new.expect("f32")).expect("f32"), want);
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn name(job: &ValidJob) -> String {
 pub fn groups(job: &ValidJob) -> Vec<Group> {
     let Some((backend, policy)) = backend(job) else { return Vec::new() };
     // A group stays as it is when the job is scaled.
-    let needed = (job.servers + job.least_trainers()).cast_signed();
+    let needed = job.pods(job.least_trainers()).cast_signed();
     let min = policy.min_available.unwrap_or(needed);
     let gang = json!({"gang": {"minCount": min}});
     let priority = &policy.priority_class_name;

@@ -3,6 +3,7 @@
 
 mod certificates;
 mod checkpoint;
+mod colocated;
 mod credentials;
 mod defaults;
 mod gang;

@@ -34,7 +34,8 @@ pub fn place(job: &ValidJob, spec: &mut PodSpec) {
 
 /// Selects the nodes that have a server of the job.
 fn near_servers(job: &ValidJob) -> PodAffinityTerm {
-    let labels = [(names::LABEL_JOB, job.name.clone()), (names::LABEL_ROLE, Role::Server.to_string())];
+    let labels =
+        [(names::LABEL_JOB, job.name.clone()), (names::LABEL_ROLE, job.object.spec.pod_role(Role::Server).to_string())];
     let labels: BTreeMap<_, _> = labels.map(|(name, value)| (name.to_owned(), value)).into();
     PodAffinityTerm {
         topology_key: NODE.to_owned(),

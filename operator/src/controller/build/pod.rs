@@ -12,51 +12,33 @@ use psjobs_api::{DEFAULT_PORT, Environment, METRICS_PORT, Role};
 use psjobs_policy::deadlines::LAST_CHECKPOINT_SECONDS;
 
 use super::metadata::{job_labels, metadata};
-use super::{certificates, checkpoint, credentials, defaults, gang, placement, scheduling};
+use super::{certificates, checkpoint, colocated, credentials, defaults, gang, placement, scheduling};
 use crate::controller::model::NewPod;
+use crate::controller::observe::Replica;
 use crate::controller::validate::ValidJob;
 
 /// Default path of a container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// Builds the pod of a replica: the user's template, the job's environment in its first container, and defaults for
-/// fields that the template does not set.
+/// fields that the template does not set. The pod of a trainer may have a server, too.
 pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     let NewPod { replica, incarnation, failures, failures_in_a_row, failed_incarnation, .. } = *new;
     let spec = &job.object.spec;
-    let template = match (replica.role, &spec.ps.template) {
-        (Role::Trainer, _) => spec.trainer.template.clone(),
-        (Role::Server, Some(template)) => template.clone(),
-        (Role::Server, None) => default_server(worker_image),
-    };
-    let PodTemplateSpec { metadata: of_template, spec: pod_spec } = template;
-    let of_template = of_template.unwrap_or_default();
-    let mut pod_spec = pod_spec.unwrap_or_default();
+    let (of_template, mut pod_spec) = replica_spec(job, new, worker_image);
     let name = new.name(&job.name);
 
+    if let Some(server) = &new.server {
+        let of_server = NewPod { replica: Replica::server(replica.index), server: None, ..new.clone() };
+        let (_, server_spec) = replica_spec(job, &of_server, worker_image);
+        colocated::add(server_spec, server.is_alone, &mut pod_spec);
+    }
     pod_spec.hostname = Some(name.clone());
     pod_spec.subdomain = Some(names::service(&job.name));
     // The operator replaces pods itself, so that restarts and their causes are in the job's status.
     pod_spec.restart_policy = Some("Never".into());
-    if let Some(main) = pod_spec.containers.first_mut() {
-        inject(main, job, new);
-    }
-    if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server) {
-        checkpoint::mount(job, checkpoint, &mut pod_spec);
-        pod_spec.termination_grace_period_seconds.get_or_insert(LAST_CHECKPOINT_SECONDS.into());
-    }
-    let tracking_secret = mlflow(spec, replica.role).and_then(|mlflow| mlflow.secret.as_deref());
-    if let (Some(secret), Some(main)) = (tracking_secret, pod_spec.containers.first_mut()) {
-        credentials::give(main, secret);
-    }
-    if replica.role == Role::Server {
+    if replica.role == Role::Server || new.server.is_some() {
         placement::place(job, &mut pod_spec);
-    }
-    if let Some(secret) = job.certificates() {
-        certificates::mount(secret, replica.role, &mut pod_spec);
-    }
-    if replica.role == Role::Trainer && spec.trainer.gpus > 0 {
-        defaults::share_memory(&mut pod_spec);
     }
     defaults::apply(&mut pod_spec);
 
@@ -83,6 +65,7 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     if let Some(failed) = failed_incarnation {
         annotations.insert(names::ANNOTATION_FAILED_INCARNATION.into(), failed.to_string());
     }
+    colocated::mark(new.server.as_ref(), &mut labels, &mut annotations);
     Pod {
         metadata: ObjectMeta { labels: Some(labels), annotations: Some(annotations), ..metadata(job, name) },
         spec: Some(pod_spec),
@@ -90,10 +73,39 @@ pub fn pod(job: &ValidJob, new: &NewPod, worker_image: &str) -> Pod {
     }
 }
 
+/// Builds what a pod has for one replica: metadata and spec of its template, and in its first container what the replica needs.
+fn replica_spec(job: &ValidJob, new: &NewPod, worker_image: &str) -> (ObjectMeta, PodSpec) {
+    let (spec, role) = (&job.object.spec, new.replica.role);
+    let template = match (role, &spec.ps.template) {
+        (Role::Trainer, _) => spec.trainer.template.clone(),
+        (Role::Server, Some(template)) => template.clone(),
+        (Role::Server, None) => default_server(worker_image),
+    };
+    let mut pod_spec = template.spec.unwrap_or_default();
+    if let Some(main) = pod_spec.containers.first_mut() {
+        inject(main, job, new);
+    }
+    if let Some(checkpoint) = spec.checkpoint.as_ref().filter(|_| role == Role::Server) {
+        checkpoint::mount(job, checkpoint, &mut pod_spec);
+        pod_spec.termination_grace_period_seconds.get_or_insert(LAST_CHECKPOINT_SECONDS.into());
+    }
+    let tracking_secret = mlflow(spec, role).and_then(|mlflow| mlflow.secret.as_deref());
+    if let (Some(secret), Some(main)) = (tracking_secret, pod_spec.containers.first_mut()) {
+        credentials::give(main, secret);
+    }
+    if let Some(secret) = job.certificates() {
+        certificates::mount(secret, role, &mut pod_spec);
+    }
+    if role == Role::Trainer && spec.trainer.gpus > 0 {
+        defaults::share_memory(&mut pod_spec);
+    }
+    (template.metadata.unwrap_or_default(), pod_spec)
+}
+
 /// Adds environment, GPUs and termination message to the first container, whose end decides about the pod.
 fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
     let NewPod { replica, incarnation, ref finished_trainers, closing, .. } = *new;
-    let server = |index| format!("{}:{DEFAULT_PORT}", names::host(&job.name, &job.namespace, Role::Server, index));
+    let server = |index| format!("{}:{DEFAULT_PORT}", job.server_host(index));
     let result_file = main.termination_message_path.clone().unwrap_or_else(|| TERMINATION_LOG.into());
     let spec = &job.object.spec;
     let servers = (0..job.servers).map(server).collect();

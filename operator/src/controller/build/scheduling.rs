@@ -41,6 +41,6 @@ pub fn apply(
         labels.insert(QUEUE.into(), queue.clone());
         // The uid distinguishes the job from an earlier one of its name, whose group Kueue may still know.
         labels.insert(GROUP.into(), job.uid.clone());
-        annotations.insert(GROUP_SIZE.into(), (job.servers + job.trainers).to_string());
+        annotations.insert(GROUP_SIZE.into(), job.pods(job.trainers).to_string());
     }
 }

@@ -21,6 +21,7 @@ fn build(spec: &str, who: &str) -> Pod {
             failed_incarnation: Some(1),
             finished_trainers: Vec::new(),
             closing: false,
+            server: None,
         },
         IMAGE,
     )

@@ -73,9 +73,10 @@ pub fn observed_state(
         let cached = || children.pods.get(&ObjectRef::new(&name).within(&job.namespace)).map(Arc::unwrap_or_clone);
         children.new_pods.get(&job.namespace, &name, now).or_else(cached)
     });
-    let pods = pods.filter(|pod| pod.owner == job.uid).map(|pod| {
-        let node_lost = pod.observed.node.as_deref().and_then(|node| children.nodes.lost_since(node));
-        (pod.replica, ObservedPod { node_lost, ..pod.observed })
+    let replicas = pods.filter(|pod| pod.owner == job.uid).flat_map(CachedPod::replicas);
+    let pods = replicas.map(|(replica, observed)| {
+        let node_lost = observed.node.as_deref().and_then(|node| children.nodes.lost_since(node));
+        (replica, ObservedPod { node_lost, ..observed })
     });
     let pods = pods.collect();
     let service = names::service(&job.name);
@@ -119,6 +120,7 @@ mod tests {
             owner: owner.to_owned(),
             replica,
             observed: pod(replica),
+            beside: None,
         };
         let (name, service) = (names::pod(&job.name, Role::Trainer, 1), names::service(&job.name));
         for (owner, ours) in [(job.uid.as_str(), true), ("an earlier job's of this name", false)] {

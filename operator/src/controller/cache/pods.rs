@@ -12,7 +12,7 @@ use psjobs_api::crd::{ParameterServerJob, names};
 use tracing::warn;
 
 use super::expectations::Expectations;
-use crate::controller::observe::{ObservedPod, Replica, observe};
+use crate::controller::observe::{ObservedPod, Replica, observe, observe_server_beside};
 use crate::error_chain::chain;
 
 /// A pod as the cache keeps it.
@@ -25,6 +25,8 @@ pub struct CachedPod {
     pub owner: String,
     pub replica: Replica,
     pub observed: ObservedPod,
+    /// The server that shares the pod of this trainer.
+    pub beside: Option<Box<(Replica, ObservedPod)>>,
 }
 
 impl CachedPod {
@@ -33,7 +35,14 @@ impl CachedPod {
         let (replica, observed) = observe(pod)?;
         let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true))?;
         let job = pod.labels().get(names::LABEL_JOB)?.clone();
-        Some(Self { namespace: pod.metadata.namespace.clone()?, job, owner: owner.uid.clone(), replica, observed })
+        let (namespace, owner) = (pod.metadata.namespace.clone()?, owner.uid.clone());
+        let beside = observe_server_beside(pod).map(Box::new);
+        Some(Self { namespace, job, owner, replica, observed, beside })
+    }
+
+    /// Returns the replicas in the pod.
+    pub fn replicas(self) -> impl Iterator<Item = (Replica, ObservedPod)> {
+        std::iter::once((self.replica, self.observed)).chain(self.beside.map(|beside| *beside))
     }
 }
 

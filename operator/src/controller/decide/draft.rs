@@ -47,10 +47,15 @@ impl<'f, 'a> Draft<'f, 'a> {
     }
 
     pub fn delete(&mut self, pod: &ObservedPod) {
-        if pod.deletion_deadline.is_none() {
+        if pod.deletion_deadline.is_none() && !self.deletes(pod) {
             let force = self.facts.is_lost(pod);
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force });
         }
+    }
+
+    /// Returns whether this decision deletes a pod already: two replicas of a colocated job share one.
+    fn deletes(&self, pod: &ObservedPod) -> bool {
+        self.facts.job.colocated && self.out.delete.iter().any(|deletion| deletion.uid == pod.uid)
     }
 
     /// Deletes all pods, by force those that should be gone and are not.
@@ -66,7 +71,7 @@ impl<'f, 'a> Draft<'f, 'a> {
         let Some(deletion_deadline) = pod.deletion_deadline else { return };
         let overdue = after(deletion_deadline, self.facts.job.force_delete_after);
         let overdue = self.facts.lost_at(pod).map_or(overdue, |lost| lost.min(overdue));
-        if self.wake.is_over(overdue, self.facts.now) {
+        if self.wake.is_over(overdue, self.facts.now) && !self.deletes(pod) {
             self.out.delete.push(Deletion { name: pod.name.clone(), uid: pod.uid.clone(), force: true });
         }
     }

@@ -60,21 +60,29 @@ impl<'a> Facts<'a> {
         }
         match &pod.phase {
             PodPhase::Failed(failure) => Some(failure.clone()),
-            PodPhase::Succeeded { at, result } if replica.role == Role::Server => self.early_end(*at, result.is_some()),
+            PodPhase::Succeeded { at, result } if replica.role == Role::Server => {
+                self.early_end(replica, *at, result.is_some())
+            }
             _ => self.loss(pod),
         }
     }
 
     /// The end of a server although trainers need it. One that left a result has seen all trainers leave well, and is needed
-    /// once more, through no fault of its own, if one of them failed at what it did afterwards.
-    fn early_end(&self, at: Timestamp, has_result: bool) -> Option<Failure> {
+    /// once more, through no fault of its own, if one of them failed at what it did afterwards. In a colocated job that waits until
+    /// the trainer in the server's own pod has done what it does afterwards.
+    fn early_end(&self, server: Replica, at: Timestamp, has_result: bool) -> Option<Failure> {
         let starts_again = |(trainer, pod): (_, &ObservedPod)| match pod.phase {
             PodPhase::Failed(_) | PodPhase::Pending => !self.has_left(trainer),
             PodPhase::Running => self.comes_after_the_end(trainer, pod),
             PodPhase::Succeeded { .. } => false,
         };
         let is_needed = !has_result || self.pods_of(Role::Trainer).any(starts_again);
-        if after(at, EARLY_SERVER_END) > self.now || !is_needed {
+        let trainer = Replica::trainer(server.index);
+        let is_at_work = |pod: &ObservedPod| pod.phase == PodPhase::Running && !self.comes_after_the_end(trainer, pod);
+        // A server that was asked to end may wait in its pod for the trainer to do so.
+        let is_awaited =
+            !has_result && self.live(server).is_none() || self.pod(trainer).is_some_and(is_at_work) && has_result;
+        if after(at, EARLY_SERVER_END) > self.now || !is_needed || self.job.colocated && is_awaited {
             return None;
         }
         let what = if has_result {

@@ -42,7 +42,7 @@ impl Facts<'_> {
                 lost: number(self.history.lost().filter(|lost| lost.role == role).count()),
                 restarts: restarts.saturating_add(self.history.replaced_since(&self.before, role).cast_signed()),
                 summary: String::new(),
-                selector: names::selector(&self.job.name, role),
+                selector: names::selector(&self.job.name, self.job.object.spec.pod_role(role)),
                 replicas: self.history.groups(role),
             },
             role,

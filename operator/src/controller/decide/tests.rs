@@ -4,6 +4,7 @@
 mod cases;
 mod checkpoints;
 mod cluster;
+mod colocated;
 mod elastic;
 mod end;
 mod failure;

@@ -24,6 +24,7 @@ status: {status}"
     let pod: Pod = serde_yaml::from_str(&yaml).expect("a pod");
     let (replica, observed) = observe(&pod).expect("labelled");
     assert_eq!(replica, Replica::trainer(1));
+    assert_eq!(observe_server_beside(&pod), None);
     observed
 }
 
@@ -198,4 +199,62 @@ fn readiness_comes_from_the_probes() {
         let status = format!("{{phase: Running, conditions: [{{type: Ready, status: {value}}}]}}");
         assert_eq!(observe_pod("", &status).ready, ready);
     }
+}
+
+/// Reads a colocated pod with these containers: its first replica, and the server beside that.
+fn observe_pair(containers: &str, status: &str) -> (Replica, ObservedPod, Option<(Replica, ObservedPod)>) {
+    let yaml = format!(
+        "metadata: {{name: mnist-trainer-1, uid: u1, creationTimestamp: 2026-01-01T00:00:00Z, \
+         labels: {{psjobs.dev/role: trainer, psjobs.dev/index: '1', psjobs.dev/placement: Colocated}}, \
+         annotations: {{psjobs.dev/incarnation: '2', psjobs.dev/failures: '1', psjobs.dev/server-failures: '4'}}}}\n\
+         spec: {{containers: [{containers}]}}\nstatus: {status}"
+    );
+    let pod: Pod = serde_yaml::from_str(&yaml).expect("a pod");
+    let (replica, observed) = observe(&pod).expect("labelled");
+    (replica, observed, observe_server_beside(&pod))
+}
+
+#[test]
+fn each_program_of_a_colocated_pod_is_judged_by_its_own_container() {
+    const BOTH: &str = "{name: t, image: i}, {name: sidecar, image: i}, {name: psjobs-server, image: i}";
+    let status = |phase: &str, conditions: &str, containers: &[(&str, &str, bool)]| {
+        let one = |(name, state, ready): &(&str, &str, bool)| {
+            format!("{{name: {name}, image: i, imageID: i, ready: {ready}, restartCount: 0, {state}}}")
+        };
+        let containers = containers.iter().map(one).collect::<Vec<_>>().join(", ");
+        format!("{{phase: {phase}, conditions: [{conditions}], containerStatuses: [{containers}]}}")
+    };
+    let (good, bad) = (ended(0, ""), ended(1, ""));
+    let (good, bad) = (good.as_str(), bad.as_str());
+    let waits = "state: {waiting: {reason: ErrImagePull, message: why}}";
+    // What the trainer, its sidecar and the server do; phase, ready and alive of the trainer and of the server.
+    let rows = [
+        ("all run", [RUNS, RUNS, RUNS], ("Running", true, true), ("Running", true, true)),
+        ("the trainer is done", [good, good, RUNS], ("Succeeded", false, false), ("Running", true, true)),
+        ("the sidecar goes on", [good, RUNS, good], ("Succeeded", false, true), ("Succeeded", false, false)),
+        ("the trainer failed", [bad, RUNS, RUNS], ("Failed", false, true), ("Running", true, true)),
+        ("the server failed", [RUNS, RUNS, bad], ("Running", true, true), ("Failed", false, false)),
+        ("the server has no image", [RUNS, RUNS, waits], ("Running", true, true), ("Pending", false, true)),
+    ];
+    for (label, states, of_trainer, of_server) in rows {
+        let named = ["t", "sidecar", "psjobs-server"].into_iter().zip(states);
+        let containers = named.map(|(name, state)| (name, state, state == RUNS)).collect::<Vec<_>>();
+        let (replica, trainer, server) = observe_pair(BOTH, &status("Running", "", &containers));
+        let (beside, server) = server.expect("a server");
+        assert_eq!((replica, beside), (Replica::trainer(1), Replica::server(1)), "{label}");
+        for (observed, (phase, ready, alive)) in [(&trainer, of_trainer), (&server, of_server)] {
+            assert!(format!("{:?}", observed.phase).starts_with(phase), "{label}: {observed:?}");
+            assert_eq!((observed.ready, observed.alive), (ready, alive), "{label}: {observed:?}");
+        }
+        assert_eq!((trainer.failures, server.failures, server.incarnation), (1, 4, 2), "{label}");
+        assert_eq!(trainer.waiting_reason, None, "{label}");
+        assert_eq!(server.waiting_reason.is_some(), states[2] == waits, "{label}");
+    }
+    let silent = "{type: ContainersReady, status: 'True'}, {type: Ready, status: 'False'}";
+    let containers = [("t", RUNS, true), ("psjobs-server", RUNS, true)];
+    let (_, trainer, server) = observe_pair(BOTH, &status("Running", silent, &containers));
+    assert!(!trainer.ready && !server.expect("a server").1.ready, "its node is silent");
+    let (replica, server, none) =
+        observe_pair("{name: psjobs-server, image: i}", &status("Running", "", &[("psjobs-server", RUNS, true)]));
+    assert_eq!((replica, none, server.failures), (Replica::server(1), None, 4), "its trainer is done");
 }

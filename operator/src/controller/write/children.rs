@@ -18,7 +18,7 @@ use crate::controller::cache::job_state::JobStates;
 use crate::controller::cache::observed_state::ChildCaches;
 use crate::controller::error::ReconcileError;
 use crate::controller::model::{Child, ObservedState, Refusal};
-use crate::controller::observe::observe;
+use crate::controller::observe::{observe, observe_server_beside};
 use crate::controller::validate::ValidJob;
 use crate::traces;
 
@@ -86,7 +86,7 @@ fn add_to(observed: &mut ObservedState, service: Option<Outcome<Service>>, pods:
     }
     for pod in pods {
         match pod {
-            Ok(pod) => observed.pods.extend(observe(&pod)),
+            Ok(pod) => observed.pods.extend(observe(&pod).into_iter().chain(observe_server_beside(&pod))),
             Err(refusal) => observed.refused.push(refusal),
         }
     }

@@ -83,21 +83,33 @@ impl Cluster {
         for child in children {
             match (child, &self.refuse) {
                 (Child::Service, _) => self.observed.service = true,
-                (Child::Pod(NewPod { replica, .. }), _) if self.observed.pods.contains_key(replica) => {}
+                (Child::Pod(new), _) if new_replicas(new).iter().any(|who| self.observed.pods.contains_key(who)) => {}
                 (Child::Pod(NewPod { replica, .. }), Some(message)) => {
                     let child = format!("pod {}", pod(*replica).name);
                     cache.refused.push(Refusal { child, message: message.clone() });
                 }
                 (Child::Pod(new), None) => {
                     let NewPod { replica, incarnation, failures, failures_in_a_row, failed_incarnation, .. } = *new;
-                    self.newest.insert(replica, new.clone());
-                    self.history.push((replica, incarnation));
                     let pod = pod(replica).born(incarnation, failures, failures_in_a_row);
-                    self.observed.pods.insert(replica, ObservedPod { failed_incarnation, ..pod });
+                    for who in new_replicas(new) {
+                        self.newest.insert(who, new.clone());
+                        self.history.push((who, incarnation));
+                        let pod = ObservedPod { failed_incarnation, ..pod.clone() };
+                        let of_server = new.server.as_ref().filter(|_| who.role == Role::Server);
+                        let pod = of_server.map_or(pod.clone(), |server| ObservedPod {
+                            failures: server.failures,
+                            failures_in_a_row: server.failures_in_a_row,
+                            failed_incarnation: server.failed_incarnation,
+                            ..pod
+                        });
+                        self.observed.pods.insert(who, pod);
+                    }
                 }
             }
-            if let Child::Pod(NewPod { replica, .. }) = child {
-                cache.pods.extend(self.observed.pods.get(replica).map(|pod| (*replica, pod.clone())));
+            if let Child::Pod(new) = child {
+                let found = new_replicas(new).into_iter();
+                let found = found.filter_map(|who| Some((who, self.observed.pods.get(&who)?.clone())));
+                cache.pods.extend(found.collect::<Vec<_>>());
             }
             cache.service = self.observed.service;
         }
@@ -105,13 +117,20 @@ impl Cluster {
 
     /// A pod that has ended goes at once, one that runs takes its time.
     fn delete(&mut self, deletion: &Deletion) {
-        let Some((&replica, pod)) = self.observed.pods.iter().find(|(_, pod)| pod.uid == deletion.uid) else { return };
         if deletion.force {
-            self.observed.pods.remove(&replica);
-        } else {
-            let pod = pod.clone();
-            let deletion_deadline = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
-            self.observed.pods.insert(replica, ObservedPod { deletion_deadline: Some(deletion_deadline), ..pod });
+            self.observed.pods.retain(|_, pod| pod.uid != deletion.uid);
+        }
+        let deletion_deadline = self.now.checked_add(SignedDuration::from_secs(30)).expect("in range");
+        for pod in self.observed.pods.values_mut().filter(|pod| pod.uid == deletion.uid) {
+            pod.deletion_deadline = Some(deletion_deadline);
+        }
+    }
+
+    /// Changes a pod for each replica that is in it.
+    pub fn edit_pod(&mut self, who: &str, change: impl Fn(ObservedPod) -> ObservedPod) {
+        let uid = self.observed.pods[&replica(who)].uid.clone();
+        for pod in self.observed.pods.values_mut().filter(|pod| pod.uid == uid) {
+            *pod = change(pod.clone());
         }
     }
 
@@ -138,7 +157,8 @@ impl Cluster {
     }
 
     pub fn vanish(&mut self, who: &str) {
-        self.observed.pods.remove(&replica(who));
+        let uid = self.observed.pods[&replica(who)].uid.clone();
+        self.observed.pods.retain(|_, pod| pod.uid != uid);
     }
 
     pub fn suspend(&mut self, suspend: bool) {
@@ -187,4 +207,11 @@ impl Cluster {
         let deleting = self.observed.pods.iter().filter(|(_, pod)| pod.deletion_deadline.is_some());
         deleting.map(|(r, _)| format!("{}-{}", r.role, r.index)).collect()
     }
+}
+
+/// The replicas that a new pod has.
+fn new_replicas(new: &NewPod) -> Vec<Replica> {
+    let server = new.server.as_ref().map(|_| Replica::server(new.replica.index));
+    let trainer = new.server.as_ref().is_none_or(|server| !server.is_alone).then_some(new.replica);
+    server.into_iter().chain(trainer).collect()
 }

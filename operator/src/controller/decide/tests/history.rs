@@ -75,6 +75,8 @@ struct Shape {
     success: &'static str,
     startup: &'static str,
     rules: &'static str,
+    /// Each trainer has a server in its pod.
+    colocated: bool,
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
@@ -90,17 +92,47 @@ fn shape() -> impl Strategy<Value = Shape> {
         prop_oneof![Just("[]"), Just(rules)],
     );
     let elastic = prop::option::of((0_u32..3, 0_u32..3));
-    (1_u32..3, 1_u32..4, elastic, 0_u32..5, policies).prop_map(|(servers, trainers, elastic, restarts, policies)| {
-        let (restart_policy, clean, strategy, success, startup, rules) = policies;
-        Shape { servers, trainers, elastic, restarts, restart_policy, clean, strategy, success, startup, rules }
-    })
+    let colocated = prop::bool::weighted(0.25);
+    (1_u32..3, 1_u32..4, elastic, 0_u32..5, policies, colocated).prop_map(
+        |(servers, trainers, elastic, restarts, policies, colocated)| {
+            let (restart_policy, clean, strategy, success, startup, rules) = policies;
+            let (servers, elastic, success) =
+                if colocated { (trainers, None, "{}") } else { (servers, elastic, success) };
+            Shape {
+                servers,
+                trainers,
+                elastic,
+                restarts,
+                restart_policy,
+                clean,
+                strategy,
+                success,
+                startup,
+                rules,
+                colocated,
+            }
+        },
+    )
 }
 
 fn job_of(shape: &Shape) -> ValidJob {
-    let &Shape { servers, trainers, elastic, restarts, restart_policy, clean, strategy, success, startup, rules } =
-        shape;
+    let &Shape {
+        servers,
+        trainers,
+        elastic,
+        restarts,
+        restart_policy,
+        clean,
+        strategy,
+        success,
+        startup,
+        rules,
+        colocated,
+    } = shape;
+    let placement = if colocated { "Colocated" } else { "Separate" };
     let job = valid_job(&format!(
-        "runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900, progressDeadlineSeconds: 90}}\n\
+        "ps: {{placement: {placement}}}\n\
+         runPolicy: {{cleanPodPolicy: {clean}, activeDeadlineSeconds: 900, progressDeadlineSeconds: 90}}\n\
          failurePolicy: {{maxRestarts: {restarts}, restartStrategy: {strategy}, rules: {rules}}}\n\
          successPolicy: {success}\nstartupPolicy: {startup}\nschedulingPolicy: {{scheduleTimeoutSeconds: 20}}"
     ));
@@ -138,11 +170,11 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState)
         Happening::Fail(n, code) => running(cluster, n).iter().for_each(|who| cluster.fail(who, code)),
         Happening::Disrupt(n) => {
             let second = cluster.now.duration_since(at(0)).as_secs();
-            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.disrupted(second)));
+            nth(cluster, n).iter().for_each(|who| cluster.edit_pod(who, |pod| pod.disrupted(second)));
         }
         Happening::Delete(n) => {
             let second = cluster.now.duration_since(at(0)).as_secs() + 30;
-            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.deleted(second)));
+            nth(cluster, n).iter().for_each(|who| cluster.edit_pod(who, |pod| pod.deleted(second)));
         }
         Happening::Vanish(n) => nth(cluster, n).iter().for_each(|who| cluster.vanish(who)),
         Happening::Collect => cluster.observed.pods.retain(|_, pod| pod.deletion_deadline.is_none()),
@@ -169,12 +201,12 @@ fn happen(cluster: &mut Cluster, happening: &Happening, old: &mut ObservedState)
             };
             let pending = nth(cluster, n).filter(|who| cluster.observed.pods[&replica(who)].phase == PodPhase::Pending);
             pending.iter().for_each(|who| {
-                cluster.edit(who, |pod| ObservedPod { waiting_reason: Some(waiting_reason.clone()), ..pod });
+                cluster.edit_pod(who, |pod| ObservedPod { waiting_reason: Some(waiting_reason.clone()), ..pod });
             });
         }
         Happening::LoseNode(n) => {
             let now = cluster.now;
-            nth(cluster, n).iter().for_each(|who| cluster.edit(who, |pod| pod.on_lost_node(now)));
+            nth(cluster, n).iter().for_each(|who| cluster.edit_pod(who, |pod| pod.on_lost_node(now)));
         }
         Happening::Reconcile => {
             let decision = cluster.reconcile();
