@@ -9,6 +9,7 @@ mod connection;
 mod list;
 mod logs;
 mod model;
+mod programs;
 mod reader;
 mod source;
 mod submit;

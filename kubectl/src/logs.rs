@@ -18,6 +18,7 @@ use psjobs_api::Role;
 use psjobs_api::crd::ParameterServerJob;
 
 use crate::connection::{Cluster, ConnectionArgs};
+use crate::programs::programs;
 use filter::{Filter, Replica};
 use merge::Merge;
 use reader::{Line, Message, Outlet, Reader, State, Wanted};
@@ -73,7 +74,7 @@ impl LogsArgs {
     pub async fn run(self, connection: &ConnectionArgs) -> anyhow::Result<u8> {
         let cluster = connection.open().await?;
         let job = cluster.job(&self.name).await?;
-        let filter = self.filter(&job)?;
+        let filter = self.filter(&job);
         let mut out = Out::new(self.timestamps);
         if self.previous {
             return Ok(previous(&job, &filter, &mut out));
@@ -86,13 +87,12 @@ impl LogsArgs {
         self.print_what_is_there(&cluster, &job, &filter, &pods, &wanted, &mut out).await
     }
 
-    fn filter(&self, job: &ParameterServerJob) -> anyhow::Result<Filter> {
-        let servers = u32::try_from(job.spec.ps.replicas).unwrap_or_default();
+    fn filter(&self, job: &ParameterServerJob) -> Filter {
         let role = self.role.map(|role| match role {
             RoleName::Ps => Role::Server,
             RoleName::Trainer => Role::Trainer,
         });
-        Ok(Filter::new(role, self.index, self.rank, servers))
+        Filter::new(role, self.index, self.rank, &job.spec)
     }
 
     async fn print_what_is_there(
@@ -106,6 +106,7 @@ impl LogsArgs {
     ) -> anyhow::Result<u8> {
         let listed = pods.list(&ListParams::default().labels(&filter.selector(&self.name))).await;
         let listed = listed.map_err(|error| cluster.explain(error, &self.name))?.items;
+        let listed: Vec<_> = listed.into_iter().flat_map(programs).collect();
         let mut found: Vec<_> = listed.iter().filter_map(|pod| Some((filter.accepts(pod)?, pod))).collect();
         if found.is_empty() {
             eprintln!("{} has no such pod now", self.name);

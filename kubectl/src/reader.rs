@@ -25,6 +25,7 @@ pub use self::catalog::Checkpoint;
 use self::place::Place;
 use self::stream::{Failure, receive};
 use crate::connection::{Cluster, ConnectionArgs};
+use crate::programs::programs;
 
 /// Time for the pod to start, in which its image may have to be pulled.
 const START: Duration = Duration::from_secs(120);
@@ -55,7 +56,7 @@ pub async fn with_reader<T>(
 ) -> anyhow::Result<T> {
     let name = job.metadata.name.clone().unwrap_or_default();
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), &cluster.namespace);
-    let (place, pod) = place::of(job, image, image_of_server(&pods, &name).await)?;
+    let (place, pod) = place::of(job, image, image_of_server(&pods, job).await)?;
     let pod: Pod = serde_json::from_value(pod).context("the template of the servers cannot be used")?;
     let pod = pods.create(&PostParams::default(), &pod).await.map_err(|error| cluster.explain(error, &name))?;
     let pod = pod.metadata.name.context("a pod that was created has a name")?;
@@ -74,8 +75,10 @@ pub async fn with_reader<T>(
 }
 
 /// Returns the image of a job's server 0, if its pod is there. Without the right to look it is not known.
-async fn image_of_server(pods: &Api<Pod>, job: &str) -> Option<String> {
-    let server = pods.get_opt(&names::pod(job, Role::Server, 0)).await.ok().flatten()?;
+async fn image_of_server(pods: &Api<Pod>, job: &ParameterServerJob) -> Option<String> {
+    let name = names::pod(job.metadata.name.as_deref()?, job.spec.pod_role(Role::Server), 0);
+    let pod = pods.get_opt(&name).await.ok().flatten()?;
+    let server = programs(pod).into_iter().next()?;
     server.spec?.containers.into_iter().next()?.image
 }
 

@@ -21,6 +21,8 @@ use psjobs_web::{Board, Door, Logs, Site};
 use self::follow::{Scope, follow};
 use self::jobs::{Jobs, Naming};
 use crate::connection::ConnectionArgs;
+use crate::programs::programs;
+use crate::top::board::place;
 
 /// Lines at the end of a log that the page shows.
 pub const TAIL: i64 = 500;
@@ -91,11 +93,14 @@ impl Logs for PodLogs {
 /// # Errors
 /// If it has no pod, or its log cannot be read; the text is a sentence for people.
 pub async fn tail(pods: &Api<Pod>, job: &str, process: &str) -> Result<String, String> {
-    let selector = page::selector(job, process).ok_or_else(|| format!("{process} is no process of {job}"))?;
+    let (role, index, selector) =
+        page::selector(job, process).ok_or_else(|| format!("{process} is no process of {job}"))?;
     let wanted = ListParams::default().labels(&selector);
     let found = pods.list(&wanted).await.map_err(|error| format!("the cluster did not answer: {error}"))?;
     // A successor and its predecessor may both be there.
-    let newest = found.items.into_iter().max_by_key(|pod| pod.creation_timestamp().map(|created| created.0));
+    let is_meant = |program: &Pod| place(program).is_some_and(|(of, nth, _)| (of, nth) == (role, index));
+    let found = found.items.into_iter().flat_map(programs).filter(is_meant);
+    let newest = found.max_by_key(|pod| pod.creation_timestamp().map(|created| created.0));
     let pod = newest.ok_or_else(|| format!("{process} has no pod at the moment"))?;
     let container = pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()));
     let parameters = LogParams { container, tail_lines: Some(TAIL), ..LogParams::default() };

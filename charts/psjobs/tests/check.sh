@@ -50,6 +50,7 @@ expect "a dashboard when asked" 'grafana_dashboard: "1"' --set metrics.dashboard
 if python3 -m json.tool files/dashboard.json >/dev/null; then echo "ok: the dashboard is JSON"; else fail "files/dashboard.json"; fi
 forbid "no PodMonitor unless asked" 'kind: PodMonitor'
 expect "a PodMonitor when asked" 'psjobs.dev/role: ps' --set metrics.podMonitor.enabled=true
+expect "one of servers in trainers' pods, too" 'psjobs.dev/placement: Colocated' --set metrics.podMonitor.enabled=true
 expect "in one namespace if only that is watched" 'matchNames: \[team\]' --set metrics.podMonitor.enabled=true --set watchNamespace=team
 forbid "no alerts about jobs that are not watched" 'psjobs_ps_' --set metrics.prometheusRule.enabled=true
 alerts="--set metrics.prometheusRule.enabled=true --set metrics.podMonitor.enabled=true"

@@ -10,6 +10,7 @@ use kube::Api;
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
+use psjobs_api::Role;
 use psjobs_api::crd::Phase;
 
 use super::filter::Filter;
@@ -17,6 +18,7 @@ use super::merge::Merge;
 use super::reader::{Line, Outlet, Reader, State, Wanted, state};
 use super::{HOLD, Out, take};
 use crate::connection::Cluster;
+use crate::programs::programs;
 use crate::text;
 
 /// The pods that are read.
@@ -24,21 +26,25 @@ struct Readers<'a> {
     filter: &'a Filter,
     pods: &'a Api<Pod>,
     outlet: Outlet,
-    /// By uid, as pods have their predecessors' names.
-    known: HashSet<String>,
+    /// By uid, as pods have their predecessors' names, and role.
+    known: HashSet<(String, Role)>,
     merge: Merge<Line>,
 }
 
 impl Readers<'_> {
-    /// Reads a pod whose process has started, unless it is read already.
-    fn start(&mut self, pod: &Pod, wanted: &Wanted, out: &mut Out) {
+    /// Reads the programs of a pod that have started, unless they are read already.
+    fn start(&mut self, pod: Pod, wanted: &Wanted, out: &mut Out) {
+        programs(pod).iter().for_each(|program| self.start_program(program, wanted, out));
+    }
+
+    fn start_program(&mut self, pod: &Pod, wanted: &Wanted, out: &mut Out) {
         let Some(replica) = self.filter.accepts(pod) else { return };
-        let Some(uid) = pod.metadata.uid.clone() else { return };
-        if state(pod) == State::Waits || self.known.contains(&uid) {
+        let Some(key) = pod.metadata.uid.clone().map(|uid| (uid, replica.role)) else { return };
+        if state(pod) == State::Waits || self.known.contains(&key) {
             return;
         }
         let source = self.known.len();
-        self.known.insert(uid);
+        self.known.insert(key);
         self.merge.open(source);
         out.name(source, replica);
         tokio::spawn(Reader::new(source, pod, self.pods.clone(), wanted.clone(), &self.outlet).run());
@@ -75,7 +81,7 @@ pub async fn follow(
             }
             Some(event) = pod_events.next() => match event {
                 Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
-                    readers.start(&pod, if first_listing { wanted } else { &later }, out);
+                    readers.start(pod, if first_listing { wanted } else { &later }, out);
                 }
                 Ok(Event::InitDone) => first_listing = false,
                 Ok(Event::Init | Event::Delete(_)) => {}
@@ -102,7 +108,10 @@ pub async fn follow(
             // A pod may have come and ended without an event having arrived here.
             let listed = pods.list(&ListParams::default().labels(&selector)).await;
             let listed = listed.map_err(|error| cluster.explain(error, name))?;
-            listed.items.iter().for_each(|pod| readers.start(pod, if first_listing { wanted } else { &later }, out));
+            listed
+                .items
+                .into_iter()
+                .for_each(|pod| readers.start(pod, if first_listing { wanted } else { &later }, out));
             if readers.merge.is_over() {
                 return Ok(0);
             }

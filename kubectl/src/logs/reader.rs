@@ -11,6 +11,8 @@ use kube::Api;
 use kube::api::LogParams;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::programs::programs;
+
 /// Lines of each pod that may wait for earlier ones of others, however many the others' are.
 const WAITING_LINES: usize = 256;
 /// Bytes of further lines that wait, of all pods together, where pods are followed: lines wait for silent pods, and one
@@ -116,7 +118,7 @@ enum Look {
 
 impl Reader {
     pub fn new(source: usize, pod: &Pod, pods: Api<Pod>, wanted: Wanted, outlet: &Outlet) -> Self {
-        let container = pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()));
+        let container = first_container(pod);
         Self {
             source,
             pod: pod.metadata.name.clone().unwrap_or_default(),
@@ -191,7 +193,10 @@ impl Reader {
     async fn ended(&self) -> anyhow::Result<Look> {
         // An API server that is away is waited for.
         let Ok(found) = self.current().await else { return Ok(Look::Again) };
-        let ended = found.is_none_or(|pod| state(&pod) == State::Ended);
+        // The pod may have another program, too.
+        let own = |program: &Pod| first_container(program) == self.container;
+        let program = found.and_then(|pod| programs(pod).into_iter().find(own));
+        let ended = program.is_none_or(|program| state(&program) == State::Ended);
         Ok(if ended { Look::Over } else { Look::Again })
     }
 
@@ -243,6 +248,10 @@ pub fn state(pod: &Pod) -> State {
         _ if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) => State::Ended,
         _ => State::Waits,
     }
+}
+
+fn first_container(pod: &Pod) -> Option<String> {
+    pod.spec.as_ref().and_then(|spec| Some(spec.containers.first()?.name.clone()))
 }
 
 /// The last line that was read, from which a log is read on. A log is asked for from a second on, so that its first lines

@@ -86,8 +86,8 @@ fn volume_pod(name: &str, job: &ParameterServerJob, claim: &str, image: Option<&
     let mount = json!({"name": "checkpoints", "mountPath": MOUNT, "readOnly": true});
     // The strictest of Kubernetes' pod security standards asks for these.
     let security = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
-    let servers = job.spec.ps.template.as_ref().and_then(|template| template.spec.as_ref());
-    let labels = json!({(names::LABEL_JOB): name, (names::LABEL_ROLE): Role::Server.as_str()});
+    let servers = job.spec.server_pod().and_then(|template| template.spec.as_ref());
+    let labels = json!({(names::LABEL_JOB): name, (names::LABEL_ROLE): job.spec.pod_role(Role::Server).as_str()});
     let near = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
     let affinity = json!({
         "nodeAffinity": servers.and_then(|pod| pod.affinity.as_ref()?.node_affinity.as_ref()),

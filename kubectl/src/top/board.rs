@@ -9,6 +9,7 @@ use psjobs_api::Role;
 use psjobs_api::crd::names::{LABEL_INDEX, LABEL_ROLE};
 use psjobs_api::crd::{ParameterServerJob, Progress};
 
+use crate::programs::programs;
 use crate::text;
 
 /// Points of a curve; beyond that every second one goes.
@@ -82,8 +83,14 @@ impl Board {
     pub fn see_pod(&mut self, seen: Result<Event<Pod>, Error>) {
         let Some(event) = self.answered(seen) else { return };
         match event {
-            Event::Apply(pod) | Event::InitApply(pod) => drop(place(&pod).map(|place| self.pods.insert(place, pod))),
-            Event::Delete(pod) => drop(place(&pod).map(|place| self.pods.remove(&place))),
+            Event::Apply(pod) | Event::InitApply(pod) => {
+                let placed = programs(pod).into_iter().filter_map(|program| Some((place(&program)?, program)));
+                self.pods.extend(placed);
+            }
+            Event::Delete(pod) => {
+                let places = programs(pod).into_iter().filter_map(|program| place(&program));
+                places.for_each(|place| drop(self.pods.remove(&place)));
+            }
             Event::Init => self.pods.clear(),
             Event::InitDone => {}
         }

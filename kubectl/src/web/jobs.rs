@@ -18,6 +18,7 @@ use psjobs_web::job::EVENTS;
 use super::facts::{EventFacts, PodFacts};
 use super::page::{self, History, Seen};
 use crate::connection::Flags;
+use crate::programs::programs;
 use crate::text;
 
 /// Points of the curves of all jobs together: 14 MB.
@@ -65,8 +66,8 @@ struct Known {
     is_gone: bool,
     /// Points of its curves that a smaller share may take, as of when it was shown last.
     points: usize,
-    /// By uid.
-    pods: BTreeMap<String, PodFacts>,
+    /// By uid: the programs of each.
+    pods: BTreeMap<String, Vec<PodFacts>>,
     /// By uid.
     events: BTreeMap<String, EventFacts>,
     history: History,
@@ -135,9 +136,14 @@ impl Jobs {
             let name = pod.labels().get(LABEL_JOB)?.clone();
             Some((Id { namespace: pod.namespace().unwrap_or_default(), name }, pod.uid()?))
         };
-        self.see(Watch::Pods, event, key, |known, uid, pod| match pod.as_ref().and_then(PodFacts::of) {
-            Some(facts) => drop(known.pods.insert(uid, facts)),
-            None => drop(known.pods.remove(&uid)),
+        self.see(Watch::Pods, event, key, |known, uid, pod| {
+            let programs = pod.into_iter().flat_map(programs);
+            let facts: Vec<_> = programs.filter_map(|program| PodFacts::of(&program)).collect();
+            if facts.is_empty() {
+                known.pods.remove(&uid);
+            } else {
+                known.pods.insert(uid, facts);
+            }
         });
     }
 
@@ -270,12 +276,13 @@ impl Jobs {
 
     /// Returns the pods of a job.
     pub fn pods(&self, id: &Id) -> Vec<PodFacts> {
-        self.all.get(id).map(|known| known.pods.values().cloned().collect()).unwrap_or_default()
+        self.all.get(id).map(|known| known.pods.values().flatten().cloned().collect()).unwrap_or_default()
     }
 
     /// Returns the address of server 0 of a job, if its pod has one.
     pub fn server(&self, id: &Id) -> Option<IpAddr> {
-        let servers = self.all.get(id)?.pods.values().filter(|pod| (pod.role, pod.index) == (Role::Server, 0));
+        let servers =
+            self.all.get(id)?.pods.values().flatten().filter(|pod| (pod.role, pod.index) == (Role::Server, 0));
         // A successor and its predecessor may both be there.
         servers.max_by_key(|pod| pod.created)?.ip
     }
@@ -295,7 +302,7 @@ impl Jobs {
             self.forget(id);
             return;
         };
-        let pods: Vec<&PodFacts> = known.pods.values().collect();
+        let pods: Vec<&PodFacts> = known.pods.values().flatten().collect();
         let events: Vec<&EventFacts> = known.events.values().collect();
         known.history.see(job, &pods, now);
         let seen = Seen { job, pods: &pods, events: &events, trouble: trouble.as_deref() };

@@ -163,12 +163,17 @@ pub fn show(seen: &Seen, history: &mut History, flags: &Flags, now: Timestamp, s
     metrics.chain(rate).for_each(|(name, value)| curves.push(name, None, step, milliseconds(now), value));
 }
 
-/// Returns the selector of the pods of a process, as `trainer-1`.
-pub fn selector(job: &str, process: &str) -> Option<String> {
+/// Returns role and index of a process, as `trainer-1`, and the selector of the pods that may have it: that of a server may be in the
+/// pod of a trainer.
+pub fn selector(job: &str, process: &str) -> Option<(Role, u32, String)> {
     let (role, index) = process.rsplit_once('-')?;
     let (role, index) = (Role::parse(role)?, index.parse::<u32>().ok()?);
     let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
-    is_name(job).then(|| format!("{LABEL_JOB}={job},{LABEL_ROLE}={role},{LABEL_INDEX}={index}"))
+    let roles = match role {
+        Role::Server => format!("{LABEL_ROLE} in ({role},{})", Role::Trainer),
+        Role::Trainer => format!("{LABEL_ROLE}={role}"),
+    };
+    is_name(job).then(|| (role, index, format!("{LABEL_JOB}={job},{roles},{LABEL_INDEX}={index}")))
 }
 
 /// Returns what `kubectl psjob why` says of a job.
@@ -310,9 +315,15 @@ mod tests {
     #[test]
     fn only_a_process_selects_pods() {
         assert_eq!(
-            selector("mnist", "trainer-12").as_deref(),
-            Some("psjobs.dev/job-name=mnist,psjobs.dev/role=trainer,psjobs.dev/index=12")
+            selector("mnist", "trainer-12"),
+            Some((
+                Role::Trainer,
+                12,
+                "psjobs.dev/job-name=mnist,psjobs.dev/role=trainer,psjobs.dev/index=12".to_owned()
+            ))
         );
+        let (.., selected) = selector("mnist", "ps-1").expect("a server");
+        assert_eq!(selected, "psjobs.dev/job-name=mnist,psjobs.dev/role in (ps,trainer),psjobs.dev/index=1");
         for (job, process) in
             [("mnist", "trainer"), ("mnist", "cook-1"), ("mnist", "ps-x"), ("a,b", "ps-0"), ("a=b", "ps-0")]
         {
