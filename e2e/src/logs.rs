@@ -18,15 +18,16 @@ pub struct Line {
     pub text: String,
 }
 
-/// Waits for the first log line of a pod that contains all of `words`, and before that for the pod to start.
+/// Waits for the first log line of a pod's first container that contains all of `words`, and before that for the pod to start.
 ///
 /// # Errors
 /// If the pod ends or `limit` passes without such a line.
 pub async fn line(pods: &Api<Pod>, pod: &str, words: &[&str], limit: Duration) -> Result<Line> {
-    let parameters = LogParams { follow: true, timestamps: true, ..LogParams::default() };
     let found = async {
         // A pod that has not started has no log; a job runs with fewer trainers than it may have.
-        until(pods, pod, limit, &format!("{pod} to start"), has_started).await?;
+        let started = until(pods, pod, limit, &format!("{pod} to start"), has_started).await?;
+        let first = started.and_then(|started| Some(started.spec?.containers.into_iter().next()?.name));
+        let parameters = LogParams { container: first, follow: true, timestamps: true, ..LogParams::default() };
         let mut lines = pods.log_stream(pod, &parameters).await?.lines();
         while let Some(line) = lines.try_next().await? {
             if words.iter().all(|word| line.contains(word)) {

@@ -18,8 +18,8 @@ use tokio::runtime::{self, Runtime};
 use tokio::sync::RwLock;
 
 use cases::{
-    broken, elastic, failure, gpu, invalid, kubectl_psjob, kubelet, mnist, nodes, object_store, operators, pytorch,
-    recovery, suspend, timing, tls, unschedulable, watched_in_chromium, web, workloads,
+    broken, colocated, elastic, failure, gpu, invalid, kubectl_psjob, kubelet, mnist, nodes, object_store, operators,
+    pytorch, recovery, suspend, timing, tls, unschedulable, watched_in_chromium, web, workloads,
 };
 
 type Test = for<'a> fn(&'a TestNamespace) -> BoxFuture<'a, Result<()>>;
@@ -46,13 +46,16 @@ use Needs::{Gangs, Kind, Nothing, Workers};
 
 /// Tests that change nothing outside their namespace, except for a resource of a node that is named after the
 /// namespace: any of them may run at the same time.
-const SHARED: [(&str, Needs, Test); 21] = [
+const SHARED: [(&str, Needs, Test); 22] = [
     ("mnist_trains_and_leaves_nothing_behind", Nothing, |ns| mnist::trains(ns).boxed()),
     ("a_failing_trainer_fails_the_job_with_its_cause", Nothing, |ns| failure::cause_is_reported(ns).boxed()),
     ("a_killed_trainer_is_replaced", Nothing, |ns| recovery::killed_trainer_is_replaced(ns).boxed()),
     ("a_killed_server_is_replaced", Nothing, |ns| recovery::killed_server_is_replaced(ns).boxed()),
     ("a_killed_replicated_server_is_replaced", Nothing, |ns| {
         recovery::killed_replicated_server_is_replaced(ns).boxed()
+    }),
+    ("a_colocated_pod_is_replaced_and_goes_on_from_its_checkpoint", Nothing, |ns| {
+        colocated::lost_pod_is_replaced(ns).boxed()
     }),
     ("a_suspended_job_starts_again", Nothing, |ns| suspend::starts_again(ns).boxed()),
     ("a_resumed_job_goes_on_from_its_checkpoint", Nothing, |ns| suspend::resumes_from_a_checkpoint(ns).boxed()),

@@ -1,6 +1,7 @@
 //! The tests, one function each, by area: each does what a user does, and checks what the user sees.
 
 pub mod broken;
+pub mod colocated;
 pub mod elastic;
 pub mod failure;
 pub mod gpu;
