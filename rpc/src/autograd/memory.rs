@@ -15,10 +15,9 @@ use crate::error::RemoteError;
 const PART: usize = 4096;
 
 /// Returns a copy of `tensor` whose elements `change` has written. It is called with one range of places after the other
-/// and the elements there. On the CPU, where the optimizers work, it is the one copy; on another device the elements
-/// travel to the CPU and back.
+/// and the elements there. The tensor is on the CPU, and no other copy is made.
 pub fn changed(tensor: &Tensor, mut change: impl FnMut(Range<usize>, &mut [f32])) -> Result<Tensor, RemoteError> {
-    let old = tensor.detach().f_to_device(Device::Cpu)?.f_contiguous()?;
+    let old = tensor.detach().f_contiguous()?;
     check(&old)?;
     let (new, length) = (Tensor::f_empty(old.size(), (Kind::Float, Device::Cpu))?, old.numel());
     if length > 0 {
@@ -35,7 +34,7 @@ pub fn changed(tensor: &Tensor, mut change: impl FnMut(Range<usize>, &mut [f32])
             change(start..start + old.len(), new.write_copy_of_slice(old));
         }
     }
-    Ok(new.f_to_device(tensor.device())?)
+    Ok(new)
 }
 
 /// Returns the bytes of each element, little-endian as on the wire, of an f32 tensor that is contiguous on the CPU.
@@ -52,7 +51,7 @@ fn check(tensor: &Tensor) -> Result<(), RemoteError> {
     let (kind, device) = (tensor.f_kind()?, tensor.device());
     if kind != Kind::Float || device != Device::Cpu || tensor.is_sparse() || !tensor.is_contiguous() {
         return Err(RemoteError::new(format!(
-            "optimizers work on dense Float tensors on the CPU, not {kind:?} on {device:?}"
+            "an optimizer's loops are over dense Float tensors on the CPU, not {kind:?} on {device:?}"
         )));
     }
     Ok(())

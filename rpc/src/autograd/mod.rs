@@ -12,11 +12,13 @@ mod module;
 mod module_ref;
 mod optimizer;
 mod parameters;
+mod tensor_optimizer;
 
 pub use context::Context;
 pub use module::{Module, Pass};
 pub use module_ref::{ModuleRef, ParameterRef};
 pub use optimizer::DistributedOptimizer;
 pub use parameters::Parameters;
+pub use tensor_optimizer::{TensorOptimizer, TensorState};
 
 pub(crate) use optimizer::register;
