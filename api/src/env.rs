@@ -63,7 +63,7 @@ pub const PSJOB_MLFLOW_EXPERIMENT: &str = "PSJOB_MLFLOW_EXPERIMENT";
 pub const DEFAULT_EXPERIMENT: &str = "Default";
 /// Folder with ca.crt, tls.crt and tls.key; the job's processes then talk TLS.
 pub const PSJOB_TLS_DIR: &str = "PSJOB_TLS_DIR";
-/// Number of GPUs that a trainer was given for itself.
+/// Number of GPUs that a process was given for itself.
 pub const PSJOB_GPUS: &str = "PSJOB_GPUS";
 /// File that takes the [`ReplicaResult`](crate::ReplicaResult) at the end.
 pub const PSJOB_RESULT_FILE: &str = "PSJOB_RESULT_FILE";
@@ -101,7 +101,7 @@ pub struct Environment {
     pub supervised: bool,
     /// Rank among the job's processes on this machine.
     pub local_rank: u32,
-    /// GPUs that this trainer was given for itself, so that it is an error not to use one.
+    /// GPUs that this process was given for itself, so that it is an error not to use one.
     pub gpus: u32,
     /// Where the result goes, if anybody wants it.
     pub result_file: Option<String>,

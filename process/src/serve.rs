@@ -97,6 +97,10 @@ enum Mode {
     Async,
 }
 
+/// Why a server cannot be given GPUs, where its job has no use for them.
+pub const IDLE_GPUS: &str = "this server was given GPUs, and would leave them idle, because what it does for this job runs on \
+                             CPUs; remove the limit of GPUs from spec.ps.template";
+
 /// Time that a server which has ended gives to what it still writes.
 const LEFT_OVERS: Duration = Duration::from_secs(2);
 
@@ -106,7 +110,16 @@ const LEFT_OVERS: Duration = Duration::from_secs(2);
 /// See [`Failure`].
 pub fn run(args: &ServeArgs) -> Result<ReplicaResult, Failure> {
     let (environment, signals) = args.begin()?;
+    refuse_gpus(environment.gpus)?;
     args.until_over(&environment, &signals, None, |_| ready(()))
+}
+
+/// Refuses the GPUs that a server was given, if any: it does nothing there.
+///
+/// # Errors
+/// If there are some.
+pub fn refuse_gpus(given: u32) -> Result<(), Failure> {
+    if given > 0 { Err(Failure::Input(anyhow!(IDLE_GPUS))) } else { Ok(()) }
 }
 
 impl ServeArgs {
@@ -320,6 +333,13 @@ fn cannot_listen(port: u16, error: io::Error, flag: &str) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gpus_that_a_server_would_leave_idle_are_refused_as_input() {
+        assert!(refuse_gpus(0).is_ok());
+        let failure = refuse_gpus(1).expect_err("it is idle");
+        assert!(matches!(&failure, Failure::Input(why) if why.to_string().contains("spec.ps.template")), "{failure:?}");
+    }
 
     #[test]
     fn a_server_that_other_machines_reach_without_tls_warns() {

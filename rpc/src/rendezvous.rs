@@ -53,6 +53,12 @@ pub fn offer(registry: &mut Registry) {
     });
 }
 
+/// Registers the same functions of a server that is not to be asked: they fail, and say `why`.
+pub fn refuse(registry: &mut Registry, why: &'static str) {
+    registry.function(PUBLISH, move |_, (_,): (String,)| Err::<(), _>(RemoteError::new(why)));
+    registry.function(LOCATE, move |_, (_,): (String,)| Err::<String, _>(RemoteError::new(why)));
+}
+
 impl Endpoint {
     /// Listens on a free port of the interface by which `server`, at `address`, is reached, and sends it that address,
     /// which is returned. Each process that takes the server's place is sent it, too.

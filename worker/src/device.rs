@@ -60,6 +60,19 @@ pub enum DeviceError {
          or choose one by --num-gpus 1"
     )]
     Idle { given: u32 },
+    #[error(
+        "this server was given a GPU (a limit of {given} in spec.ps.template), but finds no CUDA device; use an image with the \
+         CUDA libraries (scripts/images.sh cuda makes one), or remove the limit, so that it computes on the CPU"
+    )]
+    UnusedByServer { given: u32 },
+}
+
+/// Checks that a server finds GPUs if it was `given` some.
+///
+/// # Errors
+/// If it was, and sees none.
+pub fn check_server(given: u32, visible: u32) -> Result<(), DeviceError> {
+    if given > 0 && visible == 0 { Err(DeviceError::UnusedByServer { given }) } else { Ok(()) }
 }
 
 /// The device of the process with this local rank. Processes on one machine cycle through the
@@ -129,6 +142,17 @@ mod tests {
         assert_eq!(chosen(DeviceChoice::Auto, None, 0), Err(DeviceError::Unused { given: 2 }));
         assert_eq!(chosen(DeviceChoice::Auto, Some(0), 2), Ok(Device::Cpu), "as the flag says");
         assert_eq!(chosen(DeviceChoice::Cpu, None, 0), Ok(Device::Cpu), "as the flag says");
+    }
+
+    #[test]
+    fn a_server_finds_the_gpus_that_it_was_given() {
+        let missing = Err(DeviceError::UnusedByServer { given: 2 });
+        for (given, visible, want) in [(0, 0, Ok(())), (0, 1, Ok(())), (2, 0, missing), (2, 1, Ok(())), (1, 1, Ok(()))]
+        {
+            assert_eq!(check_server(given, visible), want, "{given} given, {visible} visible");
+        }
+        let error = check_server(1, 0).expect_err("none is there").to_string();
+        assert!(error.contains("a limit of 1 in spec.ps.template"), "{error}");
     }
 
     #[test]

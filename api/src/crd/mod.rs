@@ -328,6 +328,22 @@ pub struct TrainerSpec {
     pub template: PodTemplateSpec,
 }
 
+impl ParameterServerJobSpec {
+    /// GPUs that a replica of this role is given: a trainer those of `trainer.gpus`, a server those of its template's limits.
+    #[must_use]
+    pub fn gpus(&self, role: Role) -> u32 {
+        if role == Role::Trainer {
+            return self.trainer.gpus.unsigned_abs();
+        }
+        let pod = self.ps.template.as_ref().and_then(|template| template.spec.as_ref());
+        let resources = pod.and_then(|pod| pod.containers.first()).and_then(|main| main.resources.as_ref());
+        let limits = resources.and_then(|resources| resources.limits.as_ref());
+        limits
+            .and_then(|limits| limits.get(&self.trainer.gpu_resource_name))
+            .map_or(0, |gpus| gpus.0.parse().unwrap_or(0))
+    }
+}
+
 impl Default for TrainerSpec {
     fn default() -> Self {
         Self {
@@ -359,4 +375,31 @@ fn one() -> i32 {
 
 fn default_gpu_resource() -> String {
     "nvidia.com/gpu".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_those_of_the_trainers_field_and_of_the_servers_limits() {
+        let limits = |limits: &str| {
+            format!(
+                r#"{{"template": {{"spec": {{"containers": [{{"name": "s", "resources": {{"limits": {limits}}}}}]}}}}}}"#
+            )
+        };
+        let rows = [
+            ("{}".to_owned(), "nvidia.com/gpu", (3, 0)),
+            (limits(r#"{"nvidia.com/gpu": "2", "memory": "1Gi"}"#), "nvidia.com/gpu", (3, 2)),
+            (limits(r#"{"nvidia.com/gpu": "2"}"#), "amd.com/gpu", (3, 0)),
+            (limits(r#"{"nvidia.com/mig-1g.5gb": "1"}"#), "nvidia.com/mig-1g.5gb", (3, 1)),
+            (limits(r#"{"nvidia.com/gpu": "none"}"#), "nvidia.com/gpu", (3, 0)),
+        ];
+        for (ps, resource, want) in rows {
+            let trainer = format!(r#"{{"gpus": 3, "gpuResourceName": "{resource}", "template": {{}}}}"#);
+            let spec: ParameterServerJobSpec =
+                serde_json::from_str(&format!(r#"{{"ps": {ps}, "trainer": {trainer}}}"#)).expect("a spec");
+            assert_eq!((spec.gpus(Role::Trainer), spec.gpus(Role::Server)), want, "{ps} {resource}");
+        }
+    }
 }

@@ -126,15 +126,19 @@ impl Plan {
         if spec.suspend {
             return Err(PlanError::Suspended(name));
         }
-        let gpus = spec.trainer.gpus.unsigned_abs();
-        let of_server = gpu_limit(spec.ps.template.as_ref(), &spec.trainer.gpu_resource_name);
+        let (gpus, of_server) = (spec.gpus(Role::Trainer), spec.gpus(Role::Server));
         let keeping = Duration::from_secs(LAST_CHECKPOINT_SECONDS.into());
         let server_grace = if spec.checkpoint.is_some() { keeping } else { GRACE };
         let server = Program::new("ps", spec.ps.template.as_ref(), of_server, server_grace, &machine)?;
         let trainer = Program::new("trainer", Some(&spec.trainer.template), gpus, GRACE, &machine)?;
         let trainers = spec.trainer.replicas.unsigned_abs();
         let elastic = spec.elastic_policy.as_ref();
-        let notes = note_on_gpus(gpus, trainers, machine.gpus.len() as u32).into_iter().collect();
+        let (servers, there) = (machine.servers.len() as u32, machine.gpus.len() as u32);
+        let each = [
+            note_on_gpus(Role::Trainer, gpus * trainers, there),
+            note_on_gpus(Role::Server, of_server * servers, there),
+        ];
+        let notes = each.into_iter().flatten().collect();
         let checkpoint = spec.checkpoint.as_ref().map(|checkpoint| Checkpoint {
             folder: (checkpoint.object_store_folder(&name))
                 .unwrap_or_else(|| text(&machine.checkpoints.join(checkpoint.folder(&name)))),
@@ -238,7 +242,7 @@ impl Plan {
             incarnation,
             supervised: true,
             local_rank,
-            gpus: gpus.as_deref().filter(|_| replica.role == Role::Trainer).map_or(0, count),
+            gpus: gpus.as_deref().map_or(0, count),
             result_file: Some(text(&result_file)),
             checkpoint: self.checkpoint.clone().filter(|_| replica.role == Role::Server),
             metrics_folder: self.series_folder().as_deref().map(text).filter(|_| replica.role == Role::Server),
@@ -322,13 +326,6 @@ impl Program {
     }
 }
 
-/// The GPUs that a template's program gets by its limits: a trainer's come from its own field.
-fn gpu_limit(template: Option<&PodTemplateSpec>, resource: &str) -> u32 {
-    let main = template.and_then(|template| template.spec.as_ref()).and_then(|pod| pod.containers.first());
-    let limits = main.and_then(|main| main.resources.as_ref()).and_then(|resources| resources.limits.as_ref());
-    limits.and_then(|limits| limits.get(resource)).and_then(|gpus| gpus.0.parse().ok()).unwrap_or(0)
-}
-
 /// The number of GPUs in a list of their names.
 fn count(names: &str) -> u32 {
     names.split(',').filter(|name| !name.is_empty()).count() as u32
@@ -340,15 +337,13 @@ fn has_readiness_probe(template: &PodTemplateSpec) -> bool {
     main.is_some_and(|main| main.readiness_probe.is_some())
 }
 
-fn note_on_gpus(each: u32, trainers: u32, there: u32) -> Option<String> {
-    match (each * trainers, there) {
+/// Says what becomes of the GPUs that the replicas of a role ask for together, if there are fewer.
+fn note_on_gpus(role: Role, asked: u32, there: u32) -> Option<String> {
+    let who = if role == Role::Trainer { "trainers" } else { "servers" };
+    match (asked, there) {
         (0, _) => None,
-        (asked, 0) => {
-            Some(format!("the job asks for {asked} GPUs and none was found, so trainers choose for themselves"))
-        }
-        (asked, there) if asked > there => {
-            Some(format!("the job asks for {asked} GPUs and there are {there}, so trainers share them"))
-        }
+        (_, 0) => Some(format!("the {who} ask for {asked} GPUs and none was found, so they choose for themselves")),
+        _ if asked > there => Some(format!("the {who} ask for {asked} GPUs and there are {there}, so they share them")),
         _ => None,
     }
 }

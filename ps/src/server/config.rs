@@ -52,6 +52,8 @@ pub struct ServerConfig {
     pub metrics: Option<TcpListener>,
     /// Evaluation of the model during training, on one server of a job.
     pub evaluation: Option<Evaluation>,
+    /// Why trainers with parameters for this server are refused, if they are.
+    pub refuses_parameters: Option<&'static str>,
     /// The network that the other servers are reached through.
     pub network: Network,
     /// Further gRPC services on the same port.
@@ -82,6 +84,7 @@ impl ServerConfig {
             series: environment.metrics_folder.as_ref().map(|folder| Folder::new(Disk::System, folder)),
             metrics: None,
             evaluation: None,
+            refuses_parameters: None,
             network: Network::default(),
             services: Routes::default(),
             ending: CancellationToken::new(),

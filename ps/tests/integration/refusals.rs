@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use crate::support::*;
 use psjobs_api::training::ConsistencyMode;
-use psjobs_ps::client::{Session, SessionConfig};
+use psjobs_ps::client::{Member, Session, SessionConfig};
 use psjobs_ps::proto::coordination_client::CoordinationClient;
 use psjobs_ps::proto::exchange_request::Message;
 use psjobs_ps::proto::parameter_server_client::ParameterServerClient;
 use psjobs_ps::proto::recovery_client::RecoveryClient;
 use psjobs_ps::proto::replication_client::ReplicationClient;
 use psjobs_ps::proto::{self, TrainerState, follow_request};
-use psjobs_ps::server::Timeouts;
+use psjobs_ps::server::{ServerConfig, Timeouts};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::Channel;
 
@@ -49,6 +49,18 @@ async fn a_trainer_that_does_not_belong_learns_why() {
         assert!(!error.contains(UID), "{label}: without certificates the uid is a secret of the job: {error}");
     }
     drop_session(first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_to_hold_no_parameters_takes_trainers_without_any() {
+    let config = config(0, 1, 1, ConsistencyMode::Async);
+    let server = start(ServerConfig { refuses_parameters: Some("remove the GPU"), ..config }).await;
+    let servers = vec![server.address.to_string()];
+    let error = join(session_config(0, servers.clone())).await.err().expect("it has parameters");
+    assert!(error.contains("remove the GPU"), "{error}");
+    let without = SessionConfig { tensors: Vec::new(), ..session_config(0, servers) };
+    let member = tokio::task::spawn_blocking(move || Member::join(without).map(drop));
+    member.await.expect("no panic").expect("it joins");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -327,6 +327,7 @@ impl Supervisor {
             series: None,
             metrics: None,
             evaluation: None,
+            refuses_parameters: None,
             network: Reached::Other(Arc::new(dialer)),
             services: Routes::default(),
             ending: CancellationToken::new(),

@@ -8,8 +8,9 @@ use clap::{Parser, Subcommand};
 use super::evaluate::{EvaluateArgs, ServeCommand};
 use super::train::{Source, TrainArgs};
 use crate::workload::Workload;
+use psjobs_process::serve::refuse_gpus;
 use psjobs_process::store::{self, StoreArgs};
-use psjobs_process::{OutputArgs, conclude};
+use psjobs_process::{Failure, OutputArgs, conclude};
 use psjobs_rpc::{Registry, rendezvous};
 
 /// Parameter servers and trainers of one workload.
@@ -62,11 +63,17 @@ pub fn main<W: Workload>(open: impl FnOnce(&Source) -> anyhow::Result<W>) -> Exi
     let Cli { output, command } = Cli::parse();
     ExitCode::from(conclude(output, || match command {
         Command::Serve(command) => {
-            let mut registry = Registry::default();
-            rendezvous::offer(&mut registry);
-            command.run(registry, |serve, registry, args| args.evaluate.run(serve, registry, args.own.clone(), open))
+            command.run(offered, |serve, registry, args| args.evaluate.run(serve, registry, args.own.clone(), open))
         }
         Command::Train(args) => args.train.run_with(args.own, open),
         Command::Store(args) => store::run(&args),
     }))
+}
+
+/// Returns what a server hosts: nothing that computes on GPUs.
+fn offered(gpus: u32) -> Result<Registry, Failure> {
+    refuse_gpus(gpus)?;
+    let mut registry = Registry::default();
+    rendezvous::offer(&mut registry);
+    Ok(registry)
 }

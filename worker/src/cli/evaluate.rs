@@ -9,16 +9,17 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use psjobs_api::ReplicaResult;
 use psjobs_process::Failure;
-use psjobs_process::serve::ServeArgs;
+use psjobs_process::serve::{IDLE_GPUS, ServeArgs, refuse_gpus};
 use psjobs_ps::server::{Evaluation, Measurement};
 use psjobs_rpc::{Registry, server_integration};
-use tch::Device;
+use tch::{Cuda, Device};
 use tokio::sync::mpsc::Receiver;
 use tracing::{info, warn};
 
 use super::data_args::{DataArgs, opening};
-use super::train::Source;
-use crate::libtorch;
+use super::train::{Source, with_reason};
+use crate::device;
+use crate::libtorch::{self, Libtorch};
 use crate::train::evaluator::Evaluator;
 use crate::workload::Workload;
 
@@ -51,13 +52,14 @@ pub struct EvaluateArgs {
 }
 
 impl<E: Args> ServeCommand<E> {
-    /// Serves, hosting what `registry` can make; `evaluate` is what serves where evaluations are asked for.
+    /// Serves, hosting what `registry` offers to a server with so many GPUs of its own; `evaluate` is what serves where
+    /// evaluations are asked for.
     ///
     /// # Errors
     /// See [`Failure`].
     pub fn run(
         &self,
-        registry: Registry,
+        registry: impl FnOnce(u32) -> Result<Registry, Failure>,
         evaluate: impl FnOnce(&ServeArgs, Registry, &E) -> Result<ReplicaResult, Failure>,
     ) -> Result<ReplicaResult, Failure> {
         // Models of remote modules compute here, and of evaluations.
@@ -65,9 +67,18 @@ impl<E: Args> ServeCommand<E> {
         match &self.then {
             None => {
                 let (environment, signals) = self.serve.begin()?;
-                self.serve.until_over(&environment, &signals, None, |config| server_integration::host(config, registry))
+                let gpus = environment.gpus;
+                let registry = registry(gpus)?;
+                if gpus > 0 {
+                    find_gpus(gpus)?;
+                }
+                self.serve.until_over(&environment, &signals, None, |config| {
+                    // Parameters are updated on CPUs.
+                    config.refuses_parameters = (gpus > 0).then_some(IDLE_GPUS);
+                    server_integration::host(config, registry)
+                })
             }
-            Some(Then::Evaluate(args)) => evaluate(&self.serve, registry, args),
+            Some(Then::Evaluate(args)) => evaluate(&self.serve, registry(0)?, args),
         }
     }
 }
@@ -85,6 +96,8 @@ impl EvaluateArgs {
         open: impl FnOnce(&Source) -> anyhow::Result<W>,
     ) -> Result<ReplicaResult, Failure> {
         let (environment, signals) = serve.begin()?;
+        // Evaluations are on the CPU, too.
+        refuse_gpus(environment.gpus)?;
         if environment.index > 0 {
             return serve.until_over(&environment, &signals, None, |config| server_integration::host(config, registry));
         }
@@ -107,6 +120,13 @@ impl EvaluateArgs {
             serving.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
+}
+
+/// Loads what GPUs need, for a server that was `given` some.
+fn find_gpus(given: u32) -> Result<(), Failure> {
+    let Libtorch { without_cuda } = libtorch::load().map_err(Failure::input)?;
+    let visible = Cuda::device_count().max(0) as u32;
+    device::check_server(given, visible).map_err(|error| Failure::Input(with_reason(error.into(), without_cuda)))
 }
 
 /// From now on this thread, and those that libtorch starts for it, compute when no other thread needs the core.

@@ -252,15 +252,18 @@ impl TrainArgs {
         let Libtorch { without_cuda } = libtorch::load().map_err(Failure::input)?;
         let visible = Cuda::device_count().max(0) as u32;
         let (local_rank, given) = environment.map_or((0, 0), |environment| (environment.local_rank, environment.gpus));
-        let device = device::choose(self.device, self.num_gpus, visible, local_rank, given).map_err(|error| {
-            let error = anyhow::Error::new(error);
-            Failure::Input(match without_cuda {
-                Some(reason) => error.context(format!("libtorch has no CUDA ({reason})")),
-                None => error,
-            })
-        })?;
+        let device = device::choose(self.device, self.num_gpus, visible, local_rank, given);
+        let device = device.map_err(|error| Failure::Input(with_reason(error.into(), without_cuda)))?;
         compute_threads(self.threads);
         Ok(device)
+    }
+}
+
+/// Adds to an error about devices why libtorch has no CUDA, if it has none.
+pub(super) fn with_reason(error: anyhow::Error, without_cuda: Option<String>) -> anyhow::Error {
+    match without_cuda {
+        Some(reason) => error.context(format!("libtorch has no CUDA ({reason})")),
+        None => error,
     }
 }
 

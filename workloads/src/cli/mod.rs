@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
     let Cli { output, command } = Cli::parse();
     ExitCode::from(conclude(output, || match command {
         Command::Serve(command) => {
-            command.run(workload::offered(), |serve, registry, evaluated| evaluated.run(serve, registry))
+            command.run(|gpus| Ok(workload::offered(gpus)), |serve, registry, evaluated| evaluated.run(serve, registry))
         }
         Command::Train(command) => train::run(&command),
         Command::Store(args) => store::run(&args),

@@ -100,17 +100,13 @@ impl Module for Piece {
     }
 }
 
-/// Offers the network. Its arguments: the seed, the number of CUDA devices to use, and which piece of how many.
-pub fn offer(registry: &mut Registry) {
-    registry.module(CONVNET, |call, (seed, num_gpus, piece, pieces): (i64, Option<i64>, i64, i64)| {
+/// Offers the network, on a server that was given so many GPUs. Its arguments: the seed, the number of CUDA devices to use, and
+/// which piece of how many.
+pub fn offer(registry: &mut Registry, gpus: u32) {
+    registry.module(CONVNET, move |call, (seed, num_gpus, piece, pieces): (i64, Option<i64>, i64, i64)| {
         libtorch::load().map_err(|error| RemoteError::new(error.to_string()))?;
-        let devices = devices(num_gpus, Cuda::device_count()).ok_or_else(|| {
-            let (asked, found) = (num_gpus.unwrap_or(0), Cuda::device_count());
-            RemoteError::new(format!(
-                "--num-gpus is {asked}, but {} sees {found} CUDA devices; lower it, or give the server more",
-                call.endpoint.name()
-            ))
-        })?;
+        let devices = devices(num_gpus, Cuda::device_count(), gpus)
+            .map_err(|why| RemoteError::new(format!("{} {why}", call.endpoint.name())))?;
         if !(0..pieces).contains(&piece) || pieces > LAYERS.len() as i64 {
             let most = LAYERS.len();
             return Err(RemoteError::new(format!(
@@ -178,13 +174,22 @@ impl Network {
     }
 }
 
-/// The devices of both halves, of a server that sees `visible`; `None` if that is fewer than asked for.
-fn devices(num_gpus: Option<i64>, visible: i64) -> Option<[Device; 2]> {
+/// The devices of both halves, of a server that sees `visible` and was `given` some of them; else what it has or lacks, and what
+/// to change.
+fn devices(num_gpus: Option<i64>, visible: i64, given: u32) -> Result<[Device; 2], String> {
+    if num_gpus.is_none() && given > 2 && visible > 2 {
+        return Err(format!(
+            "was given {given} GPUs (a limit in spec.ps.template), but computes on two; lower the limit, or say by \
+             --num-gpus how many to use"
+        ));
+    }
     match num_gpus.unwrap_or_else(|| visible.clamp(0, 2)) {
-        0 => Some([Device::Cpu; 2]),
-        1 if visible >= 1 => Some([Device::Cuda(0); 2]),
-        2 if visible >= 2 => Some([Device::Cuda(0), Device::Cuda(1)]),
-        _ => None,
+        0 => Ok([Device::Cpu; 2]),
+        1 if visible >= 1 => Ok([Device::Cuda(0); 2]),
+        2 if visible >= 2 => Ok([Device::Cuda(0), Device::Cuda(1)]),
+        asked => {
+            Err(format!("sees {visible} CUDA devices, and --num-gpus is {asked}; lower it, or give the server more"))
+        }
     }
 }
 
@@ -296,20 +301,31 @@ mod tests {
     #[test]
     fn devices_follow_from_the_flag_and_the_server() {
         let (cpu, one, two) = ([Device::Cpu; 2], [Device::Cuda(0); 2], [Device::Cuda(0), Device::Cuda(1)]);
+        let (more, idle) = ("give the server more", "lower the limit");
         let rows = [
-            (None, 0, Some(cpu)),
-            (None, 1, Some(one)),
-            (None, 8, Some(two)),
-            (Some(0), 8, Some(cpu)),
-            (Some(1), 8, Some(one)),
-            (Some(2), 2, Some(two)),
-            (Some(1), 0, None),
-            (Some(2), 1, None),
-            (Some(3), 8, None),
-            (Some(-1), 8, None),
+            (None, 0, 0, Ok(cpu)),
+            (None, 1, 1, Ok(one)),
+            (None, 8, 0, Ok(two)),
+            (None, 2, 2, Ok(two)),
+            (None, 2, 4, Ok(two)),
+            (None, 4, 4, Err(idle)),
+            (Some(2), 4, 4, Ok(two)),
+            (Some(0), 8, 8, Ok(cpu)),
+            (Some(1), 8, 0, Ok(one)),
+            (Some(2), 2, 0, Ok(two)),
+            (Some(1), 0, 0, Err(more)),
+            (Some(2), 1, 1, Err(more)),
+            (Some(3), 8, 0, Err(more)),
+            (Some(-1), 8, 0, Err(more)),
         ];
-        for (num_gpus, visible, want) in rows {
-            assert_eq!(devices(num_gpus, visible), want, "{num_gpus:?} of {visible}");
+        for (num_gpus, visible, given, want) in rows {
+            let found = devices(num_gpus, visible, given);
+            let is_right = match (&found, want) {
+                (Ok(found), Ok(want)) => *found == want,
+                (Err(why), Err(want)) => why.contains(want),
+                _ => false,
+            };
+            assert!(is_right, "{num_gpus:?} of {visible}, {given} given: {found:?}, expected {want:?}");
         }
     }
 

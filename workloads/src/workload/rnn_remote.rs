@@ -7,6 +7,7 @@ use psjobs_api::training::Optimizer;
 use psjobs_api::{Environment, ReplicaResult};
 use tch::{Kind, Reduction, Tensor};
 
+use psjobs_process::serve::IDLE_GPUS;
 use psjobs_rpc::autograd::{Context, DistributedOptimizer, Module, ModuleRef, Parameters, Pass};
 use psjobs_rpc::{Endpoint, Peer, Registry, RemoteError};
 use psjobs_worker::Metrics;
@@ -86,20 +87,24 @@ fn lstm_parameters(size: &Size) -> Parameters {
     })
 }
 
-/// Offers the embedding table and the decoder. Their arguments: a seed, and the two sizes of their weight.
-pub fn offer(registry: &mut Registry) {
-    registry.module(EMBEDDING, |_, arguments: (i64, i64, i64)| {
-        let [words, width] = begin(arguments)?;
+/// Offers the embedding table and the decoder, which are on the CPU of a server without GPUs. Their arguments: a seed, and the
+/// two sizes of their weight.
+pub fn offer(registry: &mut Registry, gpus: u32) {
+    registry.module(EMBEDDING, move |_, arguments: (i64, i64, i64)| {
+        let [words, width] = begin(arguments, gpus)?;
         Ok((Embedding, Parameters::new().with("weight", uniform(&[words, width], BOUND))))
     });
-    registry.module(DECODER, |_, arguments: (i64, i64, i64)| {
-        let [words, hidden] = begin(arguments)?;
+    registry.module(DECODER, move |_, arguments: (i64, i64, i64)| {
+        let [words, hidden] = begin(arguments, gpus)?;
         let bias = Tensor::zeros([words], tch::kind::FLOAT_CPU);
         Ok((Decoder, Parameters::new().with("bias", bias).with("weight", uniform(&[words, hidden], BOUND))))
     });
 }
 
-fn begin((seed, rows, columns): (i64, i64, i64)) -> Result<[i64; 2], RemoteError> {
+fn begin((seed, rows, columns): (i64, i64, i64), gpus: u32) -> Result<[i64; 2], RemoteError> {
+    if gpus > 0 {
+        return Err(RemoteError::new(IDLE_GPUS));
+    }
     if rows < 1 || columns < 1 {
         return Err(RemoteError::new(format!("a weight of {rows} x {columns} cannot be")));
     }
@@ -301,6 +306,12 @@ fn mean_loss(model: &Rnn, text: &Columns, length: i64, mut states: States) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_modules_of_a_server_leave_no_gpu_idle() {
+        assert_eq!(begin((1, 5, 3), 0), Ok([5, 3]));
+        assert_eq!(begin((1, 5, 3), 1), Err(RemoteError::new(IDLE_GPUS)));
+    }
 
     #[test]
     fn columns_go_on_from_step_to_step() {

@@ -48,7 +48,7 @@ fn serve(listener: TcpListener, mut config: ServerConfig) -> ReplicaResult {
     runtime.block_on(async {
         listener.set_nonblocking(true).expect("tokio wants it so");
         let listener = tokio::net::TcpListener::from_std(listener).expect("registered");
-        let hosting = server_integration::host(&mut config, workload::offered());
+        let hosting = server_integration::host(&mut config, workload::offered(0));
         let result = server::run(listener, config, std::future::pending()).await.expect("every trainer left well");
         hosting.await.expect("what it hosted ends with it");
         result

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use crate::process::{Worker, all_end_well, command, end, free_port, kill, read, run, start, terminate};
-use psjobs_api::ReplicaResult;
+use psjobs_api::{Environment, ReplicaResult, Training};
 
 #[test]
 fn four_trainers_train_the_network_on_the_server() {
@@ -90,7 +90,23 @@ fn a_server_without_the_devices_says_so() {
     let (code, said) = run(&mut command(&format!("train mnist-remote --master-port {port} --num-gpus 2")));
     if tch::Cuda::device_count() < 2 {
         assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains("--num-gpus is 2, but ps-0 sees"), "{said}");
+        assert!(said.contains("ps-0 sees") && said.contains("--num-gpus is 2"), "{said}");
+    }
+}
+
+#[test]
+fn a_server_that_would_leave_its_gpu_idle_says_what_to_change() {
+    let servers = vec![format!("localhost:{}", free_port())];
+    let environment = Environment { gpus: 1, ..Environment::new("job", "uid", servers, 1, Training::default()) };
+    let mut rows = vec![("serve evaluate mlp", "remove the limit of GPUs")];
+    // Where there is a GPU, this one serves.
+    if tch::Cuda::device_count() == 0 {
+        rows.push(("serve", "finds no CUDA device"));
+    }
+    for (args, want) in rows {
+        let (code, said) = run(command(args).envs(environment.to_vars()));
+        assert_eq!(code, Some(2), "{args}: {said}");
+        assert!(said.contains(want) && said.contains("spec.ps.template"), "{args}: {said}");
     }
 }
 

@@ -95,7 +95,7 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
         let env = plan.launch(replica, 0, TrainerEnds::default()).env;
         let names = env.get("CUDA_VISIBLE_DEVICES").map_or(0, |names| names.split_terminator(',').count());
         let given = env.get("PSJOB_GPUS").map_or(0, |gpus| gpus.parse().expect("a number"));
-        assert_eq!(given, if replica == TRAINER { names } else { 0 }, "a trainer knows what it was given");
+        assert_eq!(given, names, "a process knows what it was given");
         (env.get("CUDA_VISIBLE_DEVICES").cloned(), env["LOCAL_RANK"].clone())
     };
     let some = |gpus: &str, rank: &str| (Some(gpus.to_owned()), rank.to_owned());
@@ -119,8 +119,18 @@ fn gpus_are_split_over_the_trainers_and_hidden_from_the_rest() {
          resources: {limits: {nvidia.com/gpu: 1}}}]}}}";
     let spec = TWO.replacen("ps: {replicas: 2}", &format!("ps: {limited}"), 1);
     assert_ne!(spec, TWO);
-    let there = Machine { gpus: vec!["0".into(), "1".into()], ..machine() };
-    assert_eq!(seen(&plan(&spec, there), SERVER), some("1", "0"), "unless their template has some");
+    for (there, want, notes) in
+        [(&["0", "1"][..], some("1", "0"), 0), (&["0"][..], some("0", "0"), 1), (&[][..], (None, "1".into()), 1)]
+    {
+        let plan = plan(&spec, Machine { gpus: there.iter().map(ToString::to_string).collect(), ..machine() });
+        assert_eq!(seen(&plan, SERVER), want, "unless their template has some, of {there:?}");
+        assert_eq!(
+            plan.notes.iter().filter(|note| note.contains("the servers ask")).count(),
+            notes,
+            "{:?}",
+            plan.notes
+        );
+    }
 }
 
 #[test]

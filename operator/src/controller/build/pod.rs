@@ -120,7 +120,7 @@ fn inject(main: &mut Container, job: &ValidJob, new: &NewPod) {
         finished_trainers: finished_trainers.clone(),
         incarnation,
         supervised: true,
-        gpus: if replica.role == Role::Trainer { spec.trainer.gpus.unsigned_abs() } else { 0 },
+        gpus: spec.gpus(replica.role),
         result_file: Some(result_file),
         checkpoint: (spec.checkpoint.as_ref().filter(|_| replica.role == Role::Server))
             .map(|spec| checkpoint::environment(job, spec)),

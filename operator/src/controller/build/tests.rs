@@ -143,6 +143,15 @@ fn gpus_are_a_limit_of_the_trainers_only() {
 }
 
 #[test]
+fn a_server_knows_the_gpus_of_its_limits() {
+    let template = "{spec: {containers: [{name: s, image: i, resources: {limits: {nvidia.com/gpu: 2}}}]}}";
+    let server = build(&format!("ps: {{template: {template}}}"), "ps-0");
+    assert_eq!(value(&server, "PSJOB_GPUS"), "2");
+    let limits = main_container(&server).resources.and_then(|resources| resources.limits).expect("limits");
+    assert_eq!(limits["nvidia.com/gpu"].0, "2", "they stay");
+}
+
+#[test]
 fn trainers_with_gpus_share_memory_between_their_loaders() {
     let shared = |trainer: &str, who| {
         let job = crate::controller::fixtures::valid_job_with_trainer(trainer);
@@ -201,6 +210,9 @@ fn what_a_template_sets_it_keeps() {
     metadata: {labels: {team: vision, psjobs.dev/index: '7'}}
     spec:
       automountServiceAccountToken: true
+      runtimeClassName: nvidia
+      nodeSelector: {gpu: h200}
+      tolerations: [{key: nvidia.com/gpu, operator: Exists}]
       containers:
         - name: t
           image: i
@@ -213,6 +225,10 @@ fn what_a_template_sets_it_keeps() {
     let container = main_container(&pod);
     let spec = pod.spec.expect("a spec");
     assert_eq!(spec.automount_service_account_token, Some(true));
+    assert_eq!(spec.runtime_class_name.as_deref(), Some("nvidia"));
+    assert_eq!(spec.node_selector.expect("a selector")["gpu"], "h200");
+    let tolerated = spec.tolerations.into_iter().flatten().map(|toleration| toleration.key).collect::<Vec<_>>();
+    assert_eq!(tolerated, [Some("nvidia.com/gpu".to_owned())]);
     assert_eq!(spec.security_context.expect("a context").run_as_non_root, None, "a container asks for root");
     assert_eq!(container.security_context.expect("a context").read_only_root_filesystem, Some(false));
     let scratch = container.volume_mounts.into_iter().flatten().find(|mount| mount.mount_path == "/tmp");

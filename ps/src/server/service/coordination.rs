@@ -31,6 +31,9 @@ impl proto::coordination_server::Coordination for Coordination {
                 "the trainer was started for an elastic job, this server was not; give it --min-trainers, too"
             }));
         }
+        if let Some(why) = config.refuses_parameters.filter(|_| !tensors.is_empty()) {
+            return Err(Status::invalid_argument(why));
+        }
         self.0.members().place(&id)?;
         // A trainer that has voted for the process before this one is free to vote again when it hears of this one.
         let epoch = self.0.epoch_when_whole().await.map_err(|status| self.0.with_holder(request.shard, status))?;

@@ -83,6 +83,7 @@ pub fn config(index: u32, servers: u32, trainers: u32, mode: ConsistencyMode) ->
         series: None,
         metrics: None,
         evaluation: None,
+        refuses_parameters: None,
         network: Network::default(),
         services: Routes::default(),
         ending: CancellationToken::new(),
