@@ -75,6 +75,21 @@ pub fn check_server(given: u32, visible: u32) -> Result<(), DeviceError> {
     if given > 0 && visible == 0 { Err(DeviceError::UnusedByServer { given }) } else { Ok(()) }
 }
 
+/// Bytes that the examples of one evaluation on a GPU take at most.
+const EVALUATED_BYTES: usize = 256 << 20;
+/// Examples that evaluation reads at once on a GPU, which fewer may leave idle.
+const EVALUATED_EXAMPLES: usize = 1024;
+
+/// Returns how many examples evaluation reads at once: on the CPU `few`; on a GPU more, as far as memory bears it. An example
+/// takes `example_bytes` where the model is widest.
+#[must_use]
+pub fn evaluation_batch(device: Device, few: usize, example_bytes: usize) -> usize {
+    match device {
+        Device::Cpu => few,
+        _ => (EVALUATED_BYTES / example_bytes.max(1)).min(EVALUATED_EXAMPLES).max(few),
+    }
+}
+
 /// The device of the process with this local rank. Processes on one machine cycle through the
 /// first `num_gpus` of its `visible` devices, all of them if no number is given. `given` is the number of GPUs that the job
 /// gives to this process alone.
@@ -153,6 +168,23 @@ mod tests {
         }
         let error = check_server(1, 0).expect_err("none is there").to_string();
         assert!(error.contains("a limit of 1 in spec.ps.template"), "{error}");
+    }
+
+    #[test]
+    fn evaluation_reads_more_examples_at_once_on_a_gpu_within_its_memory() {
+        let (gpu, kib) = (Device::Cuda(0), 1 << 10);
+        for (device, few, example_bytes, want) in [
+            (Device::Cpu, 32, 1, 32),
+            (Device::Cpu, 32, 1 << 30, 32),
+            (gpu, 32, 0, 1024),
+            (gpu, 32, 4 * kib, 1024),
+            (gpu, 32, 256 * kib, 1024),
+            (gpu, 32, 1024 * kib, 256),
+            (gpu, 32, 1 << 30, 32),
+            (gpu, 2048, 4 * kib, 2048),
+        ] {
+            assert_eq!(evaluation_batch(device, few, example_bytes), want, "{device:?}, {few}, {example_bytes}");
+        }
     }
 
     #[test]

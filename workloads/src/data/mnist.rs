@@ -178,6 +178,12 @@ impl Examples {
         (self.set.normalise(&self.images.index_select(0, &indices)), self.labels.index_select(0, &indices))
     }
 
+    /// Where the images are.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.images.device()
+    }
+
     /// The whole set in order, in batches of at most `size`.
     pub fn batches(&self, size: usize) -> impl Iterator<Item = (Tensor, Tensor)> {
         (0..self.len()).step_by(size).map(move |start| {

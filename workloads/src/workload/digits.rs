@@ -7,11 +7,16 @@ use tch::{Kind, Reduction, Tensor};
 
 use crate::data::mnist::{Examples, Mnist};
 use crate::data::streamed_images::{Images, StreamedImages};
+use psjobs_worker::device::evaluation_batch;
 use psjobs_worker::{Metrics, Workload};
 
-/// Examples that evaluation reads at once: few enough that what lies between two layers stays in the
+/// Examples that evaluation reads at once on a CPU: few enough that what lies between two layers stays in the
 /// cache, which makes a difference of two.
 const EVALUATION_BATCH: usize = 32;
+
+/// Bytes of what the widest layer of the networks, the second convolution of [`ConvNet`](crate::model::convnet::ConvNet), gives for
+/// one image.
+const IMAGE_BYTES: usize = 64 * 24 * 24 * 4;
 
 /// The network `M` on MNIST, with the negative log-likelihood as its loss.
 pub struct Digits<M> {
@@ -56,7 +61,8 @@ impl<M: ModuleT> Workload for Digits<M> {
     /// `accuracy` and `test_loss`, the mean negative log-likelihood.
     fn evaluate(&self, model: &M) -> Metrics {
         let (mut right, mut loss) = (0.0, 0.0);
-        for (images, labels) in self.test.batches(EVALUATION_BATCH) {
+        let size = evaluation_batch(self.test.device(), EVALUATION_BATCH, IMAGE_BYTES);
+        for (images, labels) in self.test.batches(size) {
             let output = model.forward_t(&images, false);
             right += output.argmax(-1, false).eq_tensor(&labels).sum(Kind::Float).double_value(&[]);
             loss += output.g_nll_loss::<Tensor>(&labels, None, Reduction::Sum, -100).double_value(&[]);

@@ -9,10 +9,14 @@ use tch::nn;
 use tch::{CModule, Device, Kind, Reduction, TchError, Tensor};
 
 use psjobs_worker::data::Dataset;
+use psjobs_worker::device::evaluation_batch;
 use psjobs_worker::{Metrics, Workload};
 
-/// Examples that evaluation reads at once.
+/// Examples that evaluation reads at once on a CPU.
 const EVALUATION_BATCH: usize = 64;
+
+/// How many times as much memory a layer of the module may take as its inputs and outputs: its sizes are not known.
+const WIDEST_LAYER: usize = 16;
 
 /// The loss between the module's output and the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -47,7 +51,14 @@ pub struct TorchScript<D> {
     loss: Loss,
     train: D,
     test: D,
-    /// Numbers that the module gives for an example.
+    numbers: Numbers,
+}
+
+/// How many numbers an example has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    inputs: i64,
+    /// Given by the module.
     outputs: i64,
 }
 
@@ -115,8 +126,8 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
     ) -> Result<Self, TorchScriptError> {
         let bytes = fs::read(file).map_err(|source| TorchScriptError::Read { file: file.to_owned(), source })?;
         let source = Source { file: file.to_owned(), bytes, device };
-        let mut workload = Self { source, loss, train, test, outputs: 0 };
-        workload.outputs = workload.check(classes)?;
+        let mut workload = Self { source, loss, train, test, numbers: Numbers::default() };
+        workload.numbers = workload.check(classes)?;
         Ok(workload)
     }
 
@@ -127,12 +138,12 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if !self.loss.classifies() {
             return self;
         }
-        let Self { train, test, outputs, .. } = self;
-        Self { train: change(train, outputs), test: change(test, outputs), ..self }
+        let Self { train, test, numbers, .. } = self;
+        Self { train: change(train, numbers.outputs), test: change(test, numbers.outputs), ..self }
     }
 
-    /// Returns the numbers that the module gives for an example. On a module of its own: running it changes buffers.
-    fn check(&self, classes: i64) -> Result<i64, TorchScriptError> {
+    /// Returns the numbers of an example. On a module of its own: running it changes buffers.
+    fn check(&self, classes: i64) -> Result<Numbers, TorchScriptError> {
         let mut module = self.source.load()?;
         module.set_train();
         let file = || self.source.file.clone();
@@ -144,16 +155,22 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if let Some((name, tensor)) = trainable().find(|(_, tensor)| tensor.kind() != Kind::Float) {
             return Err(TorchScriptError::Kind { file: file(), name: name.clone(), kind: tensor.kind() });
         }
-        let (output, targets) = self.try_out(&module, &self.train, classes)?;
+        let (inputs, output, targets) = self.try_out(&module, &self.train, classes)?;
         let outputs = output.size().last().copied().unwrap_or(1);
+        let numbers = Numbers { inputs: inputs.iter().skip(1).product(), outputs };
         self.loss.of(&output, &targets, Reduction::Mean).f_backward().map_err(|error| self.backward(&error))?;
         module.set_eval();
         let evaluated = tch::no_grad(|| self.try_out(&module, &self.test, classes));
-        evaluated.map(|_| outputs).map_err(|error| TorchScriptError::TestSet(Box::new(error)))
+        evaluated.map(|_| numbers).map_err(|error| TorchScriptError::TestSet(Box::new(error)))
     }
 
-    /// Returns what the module gives for a few examples of `data`, and their targets, which it fits.
-    fn try_out(&self, module: &CModule, data: &D, classes: i64) -> Result<(Tensor, Tensor), TorchScriptError> {
+    /// Returns the shape of a few examples' inputs from `data`, what the module gives for them, and their targets, which it fits.
+    fn try_out(
+        &self,
+        module: &CModule,
+        data: &D,
+        classes: i64,
+    ) -> Result<(Vec<i64>, Tensor, Tensor), TorchScriptError> {
         let file = || self.source.file.clone();
         let examples: Vec<i64> = (0..data.examples().min(4) as i64).collect();
         let (inputs, targets) = data.batch(&examples);
@@ -182,7 +199,14 @@ impl<D: Dataset<Batch = (Tensor, Tensor)>> TorchScript<D> {
         if !fits {
             return Err(TorchScriptError::Output { file: file(), shape, found: output.size(), loss, want });
         }
-        Ok((output, targets))
+        Ok((shape, output, targets))
+    }
+
+    /// Returns how many examples evaluation reads at once.
+    fn evaluated_at_once(&self) -> usize {
+        let Numbers { inputs, outputs } = self.numbers;
+        let bytes = (inputs + outputs) as usize * size_of::<f32>() * WIDEST_LAYER;
+        evaluation_batch(self.source.device, EVALUATION_BATCH, bytes)
     }
 
     fn backward(&self, error: &TchError) -> TorchScriptError {
@@ -224,7 +248,7 @@ impl<D: Dataset<Batch = (Tensor, Tensor)> + Clone + Send + 'static> Workload for
         let (mut loss, mut right) = (0.0, 0.0);
         let examples: Vec<i64> = (0..self.test.examples() as i64).collect();
         let mut numbers = 0;
-        for examples in examples.chunks(EVALUATION_BATCH) {
+        for examples in examples.chunks(self.evaluated_at_once()) {
             let (inputs, targets) = self.test.batch(examples);
             let output = module.forward_ts(&[inputs]).expect("examples of the same shape went through before");
             loss += self.loss.of(&output, &targets, Reduction::Sum).double_value(&[]);
