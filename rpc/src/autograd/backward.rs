@@ -178,7 +178,7 @@ mod tests {
             Piece { inputs: vec![input.shallow_clone()], outputs: vec![output.shallow_clone()], tape: Tape::default() };
         let number = context.add_piece(piece);
         let mut gradients = context.backward(number, vec![Value::from(&output.ones_like())]).expect("backwards");
-        let found = Tensor::from_values(gradients.drain(..).collect()).expect("a tensor");
+        let found = Tensor::from_values(std::mem::take(&mut gradients)).expect("a tensor");
         assert_eq!(found, &input.detach() * 2.0);
         let again = Tensor::f_run_backward(&[output.sum(Kind::Float)], &[&input], false, false);
         assert!(again.is_err_and(|error| error.to_string().contains("backward through the graph a second time")));

@@ -71,7 +71,7 @@ impl AsyncSession {
 
     /// Logs which servers are on this trainer's host or in its pod: what goes to them takes no network.
     fn say_what_is_shared(&self) {
-        let shared = (0_u32..).zip(&self.links).filter(|(_, link)| link.shares_memory).map(|(server, _)| server);
+        let shared = (0_u32..).zip(&self.links).filter(|(_, link)| link.shares_memory()).map(|(server, _)| server);
         let shared = shared.collect::<Vec<_>>();
         if !shared.is_empty() {
             tracing::info!(servers = ?shared, "shares memory with its servers");
