@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::fs::fstat;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -144,11 +145,12 @@ pub fn accept(name: &str, mapping: &Mapping) -> io::Result<u64> {
 fn receive(offer: &Offer, mut stream: UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(io::Error::other(format!("process {:?} belongs to another user", peer.pid)));
-    }
     let (elements, file) = receive_file(&stream)?;
+    // A memory file belongs to the user of the process that made it. The socket's peer may be in another PID namespace, where
+    // its number is 0 and `socket_peercred` of rustix 1.1 fails.
+    if fstat(&file)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("the memory file belongs to another user"));
+    }
     let mapping = Mapping::receive(file, elements)?;
     let token = rand::random_range(1..=u64::MAX);
     {
