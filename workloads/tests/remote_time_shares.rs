@@ -37,7 +37,7 @@ fn reports<E: std::fmt::Debug>(
             let environment = job.trainer(index);
             scope.spawn(move || {
                 let ended = train(&environment, &stop);
-                // Of two that stop, one may see that the other is gone.
+                // When two stop, one may see that the other is gone.
                 assert!(ended.is_ok() || stop(), "trainer {index}: {ended:?}");
             });
         }

@@ -102,7 +102,7 @@ mod tests {
             buffer
         };
         drop(filled(2 * SMALLEST));
-        // What is left from before shows which memory it is.
+        // The bytes of before show which memory it is.
         let again = buffers.take(SMALLEST);
         assert_eq!((again.as_ref().len(), again.as_ref()[0]), (SMALLEST, 7), "a long one serves for less");
         drop(again);

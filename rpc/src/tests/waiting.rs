@@ -53,7 +53,7 @@ fn a_connection_that_is_missing_is_waited_for() {
 #[test]
 fn modules_and_their_optimizer_are_waited_for_elsewhere_and_not_here() {
     let (_job, _, client) = pair();
-    // What was waited for in forward, in backward and in the optimizer.
+    // The time that forward, backward and the optimizer waited.
     let step = |peer: &str| {
         let module = ModuleRef::new(client.peer(peer).remote("dense", 1_i64).expect("made"));
         let parameters = module.parameter_rrefs().expect("known");

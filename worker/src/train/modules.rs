@@ -76,7 +76,7 @@ impl RemoteStepClock {
     /// Starts with the first step of this thread.
     #[must_use]
     pub fn start() -> Self {
-        // What a trainer itself computes is on the CPU.
+        // A trainer itself computes on the CPU.
         Self { parts: StepClock::new(Device::Cpu, Instant::now()), waits: WaitClock::start() }
     }
 

@@ -120,7 +120,7 @@ impl AsyncSession {
         tracing::warn!(%address, lane, reason = status.message(), "lost server {server}; connecting again");
         let link = &self.links[server as usize];
         let &Link { epoch, host, width, .. } = link;
-        // What it still brings does not count, and the block that it was within is sent again.
+        // Its late answers do not count, and the block that it was within is sent again.
         link.lane(lane).withdraw();
         let only = (width > 1).then_some((lane, width));
         let mut link = self.open(server, epoch, only).await?;
