@@ -227,7 +227,7 @@ fn each_program_of_a_colocated_pod_is_judged_by_its_own_container() {
     let (good, bad) = (ended(0, ""), ended(1, ""));
     let (good, bad) = (good.as_str(), bad.as_str());
     let waits = "state: {waiting: {reason: ErrImagePull, message: why}}";
-    // What the trainer, its sidecar and the server do; phase, ready and alive of the trainer and of the server.
+    // Each row has the states of trainer, sidecar and server; phase, ready and alive of the trainer and of the server.
     let rows = [
         ("all run", [RUNS, RUNS, RUNS], ("Running", true, true), ("Running", true, true)),
         ("the trainer is done", [good, good, RUNS], ("Succeeded", false, false), ("Running", true, true)),

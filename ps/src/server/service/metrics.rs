@@ -316,7 +316,7 @@ mod tests {
         writer.append(Source::Job, &[point(3), point(4)]).expect("written");
         let found = report().await;
         assert_eq!((found.steps, found.examples_per_second), (vec![6, 8], vec![Some(5.0); 2]), "of two trainers");
-        // What is there cannot be listed.
+        // A folder that is a file cannot be listed.
         std::fs::remove_dir_all(scratch.path()).expect("removed");
         std::fs::write(scratch.path(), "").expect("written");
         let (head, body) = answer().await;
